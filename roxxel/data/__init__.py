@@ -1,0 +1,1 @@
+"""The data path below the stream: format, writer, reader, order (no jax here)."""

@@ -1,0 +1,1 @@
+"""The training loop: step, trainer, evaluation, timing."""
