@@ -1,0 +1,242 @@
+"""One live progress line on a terminal, a few plain lines everywhere else.
+
+    train  42% | 420/1,000 steps | 3.1 steps/s | 3:07 left | loss 2.31
+
+Output never raises: a closed or full stream turns the bar off. Whoever prints to
+the same terminal does so inside `cleared()`, so that the live line is wiped first and
+drawn again below the new text.
+"""
+
+import collections
+import contextlib
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import TextIO
+
+LIVE_INTERVAL_SECS = 0.1
+PLAIN_INTERVAL_SECS = 5.0  # never more often than this on a file or a pipe
+PLAIN_SILENCE_SECS = 60.0  # a slow job says that it lives at least this often
+_RATE_SAMPLES = 64  # the rate covers the last ones drawn, not the whole job
+_LOCK_TIMEOUT_SECS = 0.5  # rather a torn line than a hang inside a signal handler
+
+_drawing = threading.RLock()
+_live: list["Progress"] = []  # bars on a terminal, the last one is visible
+
+
+class Progress:
+    """Counts `unit`s of work up to `total` (None: unknown) under a short `label`.
+
+    Args:
+        total: Units of the whole job, `initial` included.
+        label: What is being done, in a word or two.
+        unit: Plural name of what is counted.
+        stream: Where to draw; standard error at the time of the call by default.
+        initial: Units done before this process started (resumed job); not part of
+            the rate.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        total: int | None,
+        label: str,
+        unit: str = "steps",
+        stream: TextIO | None = None,
+        *,
+        initial: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.total = total
+        self.label = label
+        self.unit = unit
+        self.count = initial
+        self._initial = initial
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._started = clock()
+        self._samples = collections.deque(
+            [(self._started, initial)], maxlen=_RATE_SAMPLES
+        )
+        self._status = ""
+        self._drawn = ""  # what stands on the terminal now
+        self._closed = False
+        self._is_live = _is_terminal(self._stream)
+        self._next_draw = self._started
+        self._last_plain = self._started
+        self._next_tenth = 0
+        if self._is_live:
+            _live.append(self)
+        self._draw(self._started)
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def update(self, n: int = 1) -> None:
+        """Counts `n` more units; cheap enough for every step."""
+        self.count += n
+        now = self._clock()
+        if now >= self._next_draw:
+            self._draw(now)
+
+    def set(self, n: int) -> None:
+        """Sets the count to `n` units."""
+        self.update(n - self.count)
+
+    def status(self, text: str) -> None:
+        """Shows `text` at the end of the line from the next redraw on."""
+        self._status = text
+
+    def note(self, text: str) -> None:
+        """Writes `text` as a line of its own, above the live line."""
+        with cleared():
+            self._write(text + "\n")
+
+    def close(self) -> None:
+        """Leaves one final line behind; may be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        with _locked():
+            now = self._clock()
+            if self._is_live:
+                _erase(self)
+                _live.remove(self)
+            self._write(self._line(now, final=True) + "\n")
+            if _live:
+                _live[-1]._redraw()
+
+    def _draw(self, now: float) -> None:
+        if self._closed:
+            return
+        if not self._is_live:
+            self._draw_plain(now)
+            return
+        self._next_draw = now + LIVE_INTERVAL_SECS
+        self._sample(now)
+        if _live and _live[-1] is self:
+            with _locked():
+                self._redraw()
+
+    def _draw_plain(self, now: float) -> None:
+        """The first line at once; then each tenth, at a readable cadence."""
+        self._next_draw = now + PLAIN_INTERVAL_SECS
+        self._sample(now)
+        silent = now - self._last_plain >= PLAIN_SILENCE_SECS
+        tenth = 10 * self.count // self.total if self.total else 0
+        if now > self._started and tenth < self._next_tenth and not silent:
+            return
+        self._next_tenth = tenth + 1
+        self._last_plain = now
+        self._write(self._line(now) + "\n")
+
+    def _redraw(self) -> None:
+        line = self._line(self._clock())[: _columns(self._stream) - 1]
+        self._write("\r" + line + " " * (len(self._drawn) - len(line)))
+        self._drawn = line
+
+    def _sample(self, now: float) -> None:
+        if now > self._samples[-1][0]:
+            self._samples.append((now, self.count))
+
+    def _line(self, now: float, *, final: bool = False) -> str:
+        start, first = self._samples[0]
+        if final:
+            start, first = self._started, self._initial
+        rate = (self.count - first) / (now - start) if now > start else 0.0
+        parts = [f"{self.count:,} {self.unit}"]
+        head = self.label
+        if self.total is not None:
+            parts = [f"{self.count:,}/{self.total:,} {self.unit}"]
+            percent = 100 * self.count // self.total if self.total else 100
+            head = f"{self.label} {percent:3d}%"
+        if rate > 0:
+            parts.append(f"{format_rate(rate)} {self.unit}/s")
+        if final:
+            parts.append(f"took {format_secs(now - self._started)}")
+        elif rate > 0 and self.total is not None:
+            parts.append(f"{format_secs((self.total - self.count) / rate)} left")
+        if self._status:
+            parts.append(self._status)
+        return " | ".join([head, *parts])
+
+    def _write(self, text: str) -> None:
+        stream = self._stream
+        if stream is None:
+            return
+        try:
+            stream.write(text)
+            stream.flush()
+        except (OSError, ValueError):  # closed, full, or cannot encode
+            self._stream = None
+
+
+@contextlib.contextmanager
+def cleared() -> Generator[None]:
+    """The live line, if there is one, is off the terminal inside this block."""
+    with _locked():
+        bar = _live[-1] if _live else None
+        if bar is not None:
+            _erase(bar)
+        try:
+            yield
+        finally:
+            if bar is not None and not bar._closed:
+                bar._redraw()
+
+
+def format_rate(rate: float) -> str:
+    """Three significant digits, thousands separated: `0.52`, `31.4`, `81,920`."""
+    decimals = 2 if rate < 10 else 1 if rate < 100 else 0
+    return f"{rate:,.{decimals}f}"
+
+
+def format_secs(secs: float) -> str:
+    """`m:ss`, `h:mm:ss` or `Nd h:mm:ss`."""
+    minutes, seconds = divmod(int(max(secs, 0) + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d {hours}:{minutes:02d}:{seconds:02d}"
+    if hours:
+        return f"{hours}:{minutes:02d}:{seconds:02d}"
+    return f"{minutes}:{seconds:02d}"
+
+
+def _erase(bar: Progress) -> None:
+    if bar._drawn:
+        bar._write("\r" + " " * len(bar._drawn) + "\r")
+        bar._drawn = ""
+
+
+@contextlib.contextmanager
+def _locked() -> Generator[None]:
+    acquired = _drawing.acquire(timeout=_LOCK_TIMEOUT_SECS)
+    try:
+        yield
+    finally:
+        if acquired:
+            _drawing.release()
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    if stream is None or os.environ.get("TERM") == "dumb":
+        return False
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):
+        return False
+
+
+def _columns(stream: TextIO | None) -> int:
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns if stream else 0
+    except (AttributeError, OSError, ValueError):
+        columns = 0
+    return columns or shutil.get_terminal_size().columns
