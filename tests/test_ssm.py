@@ -1,0 +1,200 @@
+"""The Mamba-2 model against its goldens, across documents, and in bfloat16."""
+
+import functools
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from roxxel.models import losses, ssm
+
+GOLDENS = pathlib.Path(__file__).parent / "goldens"
+TINY = {"d_model": 32, "n_layers": 2, "head_dim": 16, "state_dim": 16, "chunk_size": 16}
+
+
+@functools.cache
+def golden(name):
+    with np.load(GOLDENS / f"{name}.npz") as file:
+        return {key: file[key] for key in file.files}
+
+
+def sizes(data):
+    """Keyword arguments of the mixer that a golden's config describes."""
+    config = json.loads(str(data["config_json"]))
+    return {
+        "d_model": config["d_model"],
+        "head_dim": config["headdim"],
+        "state_dim": config["state"],
+        "n_groups": config["groups"],
+        "conv_width": config["conv"],
+        "norm_eps": config["eps"],
+    }
+
+
+def mixer_leaves(weights, prefix, path=()):
+    """The golden's tensors as `{path in our mixer: array in our layout}`."""
+    return {
+        (*path, "in_proj"): weights[f"{prefix}in_proj.weight"].T,
+        (*path, "out_proj"): weights[f"{prefix}out_proj.weight"].T,
+        (*path, "conv_weight"): weights[f"{prefix}conv1d.weight"][:, 0].T,
+        (*path, "conv_bias"): weights[f"{prefix}conv1d.bias"],
+        (*path, "A_log"): weights[f"{prefix}A_log"],
+        (*path, "D"): weights[f"{prefix}D"],
+        (*path, "dt_bias"): weights[f"{prefix}dt_bias"],
+        (*path, "norm", "scale"): weights[f"{prefix}norm.weight"],
+    }
+
+
+def model_leaves(weights, prefix, n_layers=2):
+    """The golden's language model as `{path in our model: array}`."""
+    leaves = {
+        ("embedding",): weights[f"{prefix}backbone.embeddings.weight"],
+        ("norm", "scale"): weights[f"{prefix}backbone.norm_f.weight"],
+    }
+    for layer in range(n_layers):
+        former, path = f"{prefix}backbone.layers.{layer}.", ("blocks", layer)
+        leaves[(*path, "norm", "scale")] = weights[f"{former}norm.weight"]
+        leaves |= mixer_leaves(weights, f"{former}mixer.", (*path, "mixer"))
+    return leaves
+
+
+def flat_params(module):
+    state = nnx.to_pure_dict(nnx.state(module, nnx.Param))
+    return nnx.traversals.flatten_mapping(state)
+
+
+def load(module, leaves):
+    """`module` with `leaves` as its parameters; every parameter must be named."""
+    graph, state = nnx.split(module)
+    flat = flat_params(module)
+    assert flat.keys() == leaves.keys()
+    assert all(flat[path].shape == leaves[path].shape for path in flat)
+    pure = nnx.traversals.unflatten_mapping(
+        {path: jnp.asarray(value) for path, value in leaves.items()}
+    )
+    nnx.replace_by_pure_dict(state, pure)
+    return nnx.merge(graph, state)
+
+
+def golden_lm(**options):
+    data = golden("mamba2_lm")
+    options = {"chunk_size": 16, "rngs": nnx.Rngs(0)} | options
+    model = ssm.Mamba2LM(vocab_size=64, n_layers=2, **sizes(data), **options)
+    return load(model, model_leaves(data, "w."))
+
+
+def tiny_lm(**options):
+    options = {"vocab_size": 64, **TINY, "rngs": nnx.Rngs(0)} | options
+    return ssm.Mamba2LM(**options)
+
+
+def jit_call(model, *args, **kwargs):
+    """`model(...)` compiled."""
+    graph, state = nnx.split(model)
+    call = jax.jit(lambda state, a, k: nnx.merge(graph, state)(*a, **k))
+    return call(state, args, kwargs)
+
+
+def jit_value_and_grad(model, loss):
+    """Value of `loss(model)` and gradients by path, compiled."""
+    graph, state = nnx.split(model)
+    compute = jax.jit(jax.value_and_grad(lambda s: loss(nnx.merge(graph, s))))
+    value, grads = compute(state)
+    return value, nnx.traversals.flatten_mapping(nnx.to_pure_dict(grads))
+
+
+def assert_close(got, want, tolerance=1e-5):
+    """Largest error over the largest wanted value, as the goldens define it."""
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    assert got.shape == want.shape
+    error = np.max(np.abs(got - want)) / max(1.0, np.max(np.abs(want)))
+    assert error < tolerance, error
+
+
+def assert_leaves_close(got, want):
+    assert got.keys() == want.keys()
+    for path, value in want.items():
+        assert_close(got[path], value)
+
+
+@pytest.mark.parametrize(
+    ("name", "chunk_size", "form"),
+    [
+        ("mamba2_block_g1", 16, "scan"),
+        ("mamba2_block_g2", 16, "parallel"),
+        ("mamba2_block_g2", 64, "scan"),  # longer than the row
+    ],
+)
+def test_mixer_matches_the_golden(name, chunk_size, form):
+    data = golden(name)
+    mixer = ssm.Mamba2Mixer(
+        **sizes(data), chunk_size=chunk_size, form=form, rngs=nnx.Rngs(0)
+    )
+    graph, state = nnx.split(load(mixer, mixer_leaves(data, "w.")))
+
+    @functools.partial(jax.grad, argnums=(0, 1), has_aux=True)
+    def objective(state, u):
+        outputs = nnx.merge(graph, state)(u)
+        return jnp.sum(outputs[0] * data["cot_y"]), outputs
+
+    (grads, grad_u), (y, ssm_state, conv_state) = jax.jit(objective)(state, data["u"])
+    assert_close(y, data["ref_y"])
+    assert_close(ssm_state, data["ref_ssm_state"])
+    assert_close(conv_state, data["ref_conv_state"])
+    assert_close(grad_u, data["ref_grad_u"])
+    grads = nnx.traversals.flatten_mapping(nnx.to_pure_dict(grads))
+    assert_leaves_close(grads, mixer_leaves(data, "ref_grad."))
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_language_model_matches_the_golden(remat):
+    data = golden("mamba2_lm")
+    model = golden_lm(remat=remat, form="parallel" if remat else "scan")
+    assert_close(jit_call(model, data["tokens"])[0], data["ref_logits"])
+    loss, grads = jit_value_and_grad(
+        model, lambda m: losses.next_token_loss(m, data["tokens"])[0]
+    )
+    assert_close(loss, data["ref_loss"])
+    assert_leaves_close(grads, model_leaves(data, "ref_grad."))
+
+
+def test_loss_mask_belongs_to_the_target():
+    data = golden("mamba2_lm")
+    mean, weight = losses.next_token_loss(
+        golden_lm(), jnp.asarray(data["tokens"]), jnp.asarray(data["loss_mask"])
+    )
+    assert_close(mean, data["ref_loss_masked"])
+    assert weight == data["loss_mask"][:, 1:].sum()
+
+
+def test_steps_equal_the_parallel_form():
+    data = golden("mamba2_decode")
+    model, tokens = golden_lm(), data["tokens"]
+    prefill = int(data["prefill"])
+    logits, state = jit_call(model, tokens[:, :prefill])
+    assert_close(logits, data["ref_prefill_logits"])
+    graph, weights = nnx.split(model)
+    step = jax.jit(lambda w, t, s: nnx.merge(graph, w).step(t, s))
+    for layer in range(2):
+        assert_close(state.ssm[layer], data[f"ref_ssm_state_prefill.{layer}"])
+        assert_close(state.conv[layer], data[f"ref_conv_state_prefill.{layer}"])
+    for index in range(data["ref_step_logits"].shape[1]):
+        logits, state = step(weights, tokens[:, prefill + index], state)
+        assert_close(logits, data["ref_step_logits"][:, index])
+    for layer in range(2):
+        assert_close(state.ssm[layer], data[f"ref_ssm_state_end.{layer}"])
+        assert_close(state.conv[layer], data[f"ref_conv_state_end.{layer}"])
+
+
+@pytest.mark.parametrize(("chunk_size", "form"), [(16, "scan"), (8, "parallel")])
+def test_packed_documents_match_the_golden(chunk_size, form):
+    data = golden("mamba2_packed")
+    model = golden_lm(chunk_size=chunk_size, form=form)
+    logits, state = jit_call(model, data["tokens"], segment_ids_BL=data["segment_ids"])
+    assert_close(logits, data["ref_logits"])
+    for layer in range(2):
+        assert_close(state.ssm[layer], data[f"ref_ssm_state_end.{layer}"])
