@@ -199,33 +199,28 @@ def muon(
     both; `adam_scale` multiplies it for the Adam part.
     """
     adam = adam_schedule or (lambda count: adam_scale * schedule(count))
+    matrices = contrib.muon(
+        schedule,
+        ns_steps=ns_steps,
+        beta=momentum,
+        weight_decay=weight_decay,
+        consistent_rms=0.2,
+    )
+    rest = optax.adamw(adam, b1=b1, b2=b2, weight_decay=weight_decay, mask=decay_mask)
     return _clipped(
         clip_norm,
-        contrib.muon(
-            schedule,
-            ns_steps=ns_steps,
-            beta=momentum,
-            weight_decay=weight_decay,
-            weight_decay_mask=decay_mask,
-            adam_b1=b1,
-            adam_b2=b2,
-            adam_weight_decay=weight_decay,
-            adam_learning_rate=adam,
-            muon_weight_dimension_numbers=_muon_dimensions,
-            consistent_rms=0.2,
-        ),
+        optax.partition({"muon": matrices, "adam": rest}, _muon_or_adam),
     )
 
 
-def _muon_dimensions(params: Any) -> Any:
-    def of_leaf(path, leaf):
+def _muon_or_adam(params: Any) -> Any:
+    def label(path: tuple, leaf: Any) -> str:
         name = parameter_name(path)
-        hidden = not any(part.startswith(("embed", "head")) for part in name.split("."))
-        if leaf.ndim == 2 and hidden and _is_decayed(name):
-            return contrib.MuonDimensionNumbers()
-        return None
+        lookup = any(part.startswith(("embed", "head")) for part in name.split("."))
+        hidden = leaf.ndim == 2 and _is_decayed(name) and not lookup
+        return "muon" if hidden else "adam"
 
-    return jax.tree_util.tree_map_with_path(of_leaf, params)
+    return jax.tree_util.tree_map_with_path(label, params)
 
 
 def _clipped(

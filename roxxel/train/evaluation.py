@@ -94,7 +94,7 @@ def _placed(
 
 
 def make_eval_step(model: nnx.Module, loss_fn: LossFn) -> Callable:
-    """A jitted `(model leaves, tokens, mask) -> (sum of losses, counted targets)`."""
+    """A jitted `(model leaves, tokens, mask) -> (mean loss, counted targets)`."""
     graphdef, treedef = nnx.graphdef(model), jax.tree.structure(nnx.state(model))
 
     @jax.jit
@@ -113,13 +113,12 @@ def evaluate(
 ) -> dict[str, float]:
     """Mean loss in nats, perplexity and, for byte data, bits per byte.
 
-    The sums of the batches are added in float64 on the host; they are fetched after
-    all batches were dispatched.
+    The means of the batches are weighted and added in float64 on the host; they are
+    fetched after all batches were dispatched.
     """
-    sums = [eval_step(model_leaves, *batch) for batch in evaluation.batches(mesh)]
-    pairs = np.asarray(jax.device_get(sums), np.float64).reshape(-1, 2)
-    total, weight = pairs.sum(axis=0)
-    loss = total / weight if weight else math.nan
+    pairs = [eval_step(model_leaves, *batch) for batch in evaluation.batches(mesh)]
+    means, weights = np.asarray(jax.device_get(pairs), np.float64).reshape(-1, 2).T
+    loss = means @ weights / weights.sum() if weights.any() else math.nan
     metrics = {
         "loss": loss,
         "perplexity": math.exp(loss) if loss < 700 else math.inf,

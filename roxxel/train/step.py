@@ -61,22 +61,18 @@ def make_train_step(
     Args:
       model: its `nnx.Param` state is differentiated.
       optimizer: made with `wrt=nnx.Param`.
-      loss_fn: `(model, batch) -> (sum of losses, number of counted targets)`.
+      loss_fn: `(model, batch) -> (mean loss, number of counted targets)`.
       schedule: reported as `learning_rate`, at the optimizer's count.
       donate: reuse the memory of the leaves passed in.
     """
     graphdefs = (nnx.graphdef(model), nnx.graphdef(optimizer))
     treedef = jax.tree.structure((nnx.state(model), nnx.state(optimizer)))
 
-    def mean_loss(model, batch):
-        total, weight = loss_fn(model, batch)
-        return total / jnp.maximum(weight, 1), weight
-
     def run(leaves, batch):
         *old, alive = leaves
         states = jax.tree.unflatten(treedef, old)
         model, optimizer = map(nnx.merge, graphdefs, states)
-        grad_fn = nnx.value_and_grad(mean_loss, has_aux=True)
+        grad_fn = nnx.value_and_grad(loss_fn, has_aux=True)
         (loss, weight), grads = grad_fn(model, batch)
         grad_norm = optax.global_norm(grads)
         finite = alive & jnp.isfinite(loss) & jnp.isfinite(grad_norm)

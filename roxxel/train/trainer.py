@@ -53,7 +53,7 @@ class Trainer:
         `[batch_size, seq_len + 1]` int32.
       total_steps: optimizer steps of the whole run; the schedule's horizon.
       schedule: for the `learning_rate` metric.
-      loss: `(model, batch, loss_mask=None) -> (sum of losses, counted targets)`.
+      loss: `(model, batch, loss_mask=None) -> (mean loss, counted targets)`.
       evaluation: the held-out set, or None.
       sample: what is generated at the end, or None.
       checkpointer: makes the checkpointer when called with path, model, optimizer.
