@@ -1,0 +1,85 @@
+"""Metric values: checked at the call without touching a device, read on the worker."""
+
+import numbers
+import sys
+from typing import Any
+
+import numpy as np
+
+_NUMBER_KINDS = "biufV"  # V: bfloat16 and the 8-bit floats of ml_dtypes
+
+
+def accept(name: str, value: Any) -> Any:
+    """`value` as a Python number, or as it is if only its device knows the number.
+
+    Raises:
+        ValueError: `value` is not one number; the message names `name`.
+    """
+    if isinstance(value, np.generic | np.ndarray):
+        _check_array(name, value)
+        return fetch(value)  # a copy: the caller may change its array
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, int | float):
+        return value
+    if is_device_value(value):
+        _check_array(name, value)
+        return value
+    if isinstance(value, numbers.Real) or hasattr(type(value), "__float__"):
+        return float(value)
+    raise ValueError(
+        f"metric {name!r} is {value!r} ({type(value).__name__}), expected one number; "
+        "text belongs into log_message."
+    )
+
+
+def accept_step(step: Any) -> Any:
+    """`step` as an int, or as it is if it is an integer on a device."""
+    kind = getattr(getattr(step, "dtype", None), "kind", "")
+    if isinstance(step, bool) or not (isinstance(step, int) or kind in ("i", "u")):
+        raise ValueError(
+            f"step is {step!r} ({type(step).__name__}), expected an integer: the "
+            "number of completed steps."
+        )
+    accepted = accept("step", step)
+    if isinstance(accepted, int) and accepted < 0:
+        raise ValueError(f"step is {accepted}, expected 0 or more completed steps.")
+    return accepted
+
+
+def fetch(value: Any) -> int | float:
+    """The number in `value`; waits for its device."""
+    if isinstance(value, int | float):
+        return value
+    array = np.asarray(value)
+    return int(array) if array.dtype.kind in "biu" else float(array)
+
+
+def is_device_value(value: Any) -> bool:
+    """Whether reading `value` could wait for a device: an array other than numpy's."""
+    return hasattr(value, "shape") and not isinstance(value, np.generic | np.ndarray)
+
+
+def holds_device_value(value: Any) -> bool:
+    """Whether `value` is or contains such an array (in dicts, lists and tuples)."""
+    if isinstance(value, dict):
+        return any(map(holds_device_value, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(holds_device_value, value))
+    return is_device_value(value)
+
+
+def _check_array(name: str, value: Any) -> None:
+    if tuple(value.shape) != ():
+        raise ValueError(
+            f"metric {name!r} has shape {tuple(value.shape)}, expected one number: "
+            "reduce it (mean, sum) or index it first."
+        )
+    if getattr(getattr(value, "dtype", None), "kind", "f") not in _NUMBER_KINDS:
+        raise ValueError(f"metric {name!r} has dtype {value.dtype}, expected a number.")
+    jax_core = sys.modules.get("jax.core")
+    if jax_core is not None and isinstance(value, jax_core.Tracer):
+        raise ValueError(
+            f"metric {name!r} is being traced by jax: return it from the jitted "
+            "function and log the result."
+        )
