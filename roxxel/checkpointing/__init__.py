@@ -1,0 +1,1 @@
+"""Parts of `roxxel.checkpoint`: files, state, numbering and the interpreter's exit."""

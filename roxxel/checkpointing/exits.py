@@ -1,0 +1,73 @@
+"""No save is lost when the interpreter ends, whichever way it does.
+
+Python shuts thread pools down before `atexit` hooks run, and Orbax writes with thread
+pools: a hook of `atexit` comes too late. Hooks of the `threading` module run first, in
+reverse order of registration; this one is registered after the thread pools' own.
+"""
+
+import atexit
+import concurrent.futures.thread as thread_pools
+import logging
+import os
+import sys
+import threading
+from typing import Protocol
+
+from absl import logging as absl_logging
+
+
+class _Waits(Protocol):
+    def wait(self) -> None: ...
+
+
+_pending: set[_Waits] = set()
+
+
+def track(checkpointer: _Waits) -> None:
+    """Keeps `checkpointer` alive and waited for until `untrack`."""
+    _pending.add(checkpointer)
+
+
+def untrack(checkpointer: _Waits) -> None:
+    """Its writes have ended and their outcome was reported."""
+    _pending.discard(checkpointer)
+
+
+def _finish() -> None:
+    _join_user_threads()
+    failed = False
+    for checkpointer in list(_pending):
+        try:
+            checkpointer.wait()
+        except Exception as err:
+            absl_logging.error("At exit: %s", err)
+            failed = True
+    if failed:
+        atexit.register(_exit_with_failure)  # the last registered is the first to run
+
+
+def _join_user_threads() -> None:
+    """Waits for threads that may still save, as the interpreter is about to do anyway.
+
+    Workers of thread pools wait for the interpreter, not the other way round.
+    """
+    workers = set(getattr(thread_pools, "_threads_queues", ()))
+    for thread in threading.enumerate():
+        own = thread is threading.current_thread()
+        pool = type(thread).__module__.startswith("concurrent.futures")
+        if not (own or pool or thread.daemon or thread in workers):
+            thread.join()
+
+
+def _exit_with_failure() -> None:
+    """Ends the process with exit code 1: a checkpoint that it asked for is missing."""
+    atexit.unregister(_exit_with_failure)
+    atexit._run_exitfuncs()  # all other hooks, in their order
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(1)
+
+
+# Not public, yet the only hook before the thread pools stop; without it, the next best.
+getattr(threading, "_register_atexit", atexit.register)(_finish)

@@ -1,0 +1,108 @@
+"""One write at a time, in the background, through Orbax."""
+
+import pathlib
+import threading
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from absl import logging
+
+from roxxel.checkpointing import exits, files
+
+
+class Writer:
+    """Writes steps of one directory; the lead process completes and prunes them."""
+
+    def __init__(self, root: pathlib.Path, keep: files.Keep):
+        self._root = root
+        self._keep = keep
+        self._orbax: ocp.AsyncCheckpointer | None = None
+        self._thread: threading.Thread | None = None
+        self._number = 0
+        self._error: BaseException | None = None
+
+    def start(self, number: int, record: dict, arrays: dict[str, Any]) -> None:
+        """Starts writing `arrays`, which nobody changes from now on.
+
+        `wait` comes first: it reports on the write before.
+
+        Raises:
+          CheckpointError: the write could not be started.
+        """
+        assert self._thread is None
+        lead = jax.process_index() == 0
+        try:
+            orbax = self._opened(lead)
+            orbax.save(
+                files.staging(self._root, number),
+                args=ocp.args.Composite(state=ocp.args.PyTreeSave(arrays)),
+                force=True,
+            )
+        except Exception as err:
+            raise self._failure(number, err) from err
+        self._number = number
+        finish = lambda: self._finish(orbax, number, record if lead else None)  # noqa: E731
+        self._thread = threading.Thread(target=finish, name=f"checkpoint-{number}")
+        exits.track(self)
+        self._thread.start()
+
+    def _opened(self, lead: bool) -> ocp.AsyncCheckpointer:
+        """Made at the first save only: it asks jax for the processes."""
+        if self._orbax is None:
+            handler = ocp.PyTreeCheckpointHandler()
+            composite = ocp.CompositeCheckpointHandler(state=handler)
+            self._orbax = ocp.AsyncCheckpointer(composite)
+            if lead:
+                files.clean(self._root)
+        return self._orbax
+
+    def _finish(self, orbax, number: int, record: dict | None) -> None:
+        try:
+            orbax.wait_until_finished()
+            if record is not None:
+                files.commit(self._root, number, record)
+                files.prune(self._root, self._keep)
+        except BaseException as err:
+            self._error = err
+
+    def wait(self) -> None:
+        """Waits for the write in progress.
+
+        Raises:
+          CheckpointError: it failed; names its step. Raised once.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        exits.untrack(self)
+        error, self._error = self._error, None
+        if error is not None:
+            raise self._failure(self._number, error) from error
+
+    def _failure(self, number: int, error: BaseException) -> files.CheckpointError:
+        return files.CheckpointError(
+            f"checkpoint of step {number} was not written to {self._root}: "
+            f"{type(error).__name__}: {error}"
+        )
+
+    def close(self) -> None:
+        """Waits, then lets go of Orbax's threads.
+
+        Raises:
+          CheckpointError: the last write failed.
+        """
+        try:
+            self.wait()
+        finally:
+            orbax, self._orbax = self._orbax, None
+            if orbax is not None:
+                orbax.close()
+
+
+def report_instead_of_raising(close) -> None:
+    """Calls `close` while another error is on its way out, which must not be hidden."""
+    try:
+        close()
+    except files.CheckpointError as err:
+        logging.error("%s", err)
