@@ -69,7 +69,10 @@ class Progress:
         self._last_plain = self._started
         self._next_tenth = 0
         if self._is_live:
-            _live.append(self)
+            with _locked():
+                if _live:
+                    _erase(_live[-1])
+                _live.append(self)
         self._draw(self._started)
 
     def __enter__(self) -> "Progress":
@@ -107,7 +110,8 @@ class Progress:
             now = self._clock()
             if self._is_live:
                 _erase(self)
-                _live.remove(self)
+                if self in _live:  # not in a forked child
+                    _live.remove(self)
             self._write(self._line(now, final=True) + "\n")
             if _live:
                 _live[-1]._redraw()
@@ -215,14 +219,26 @@ def _erase(bar: Progress) -> None:
         bar._drawn = ""
 
 
+def _forget_in_child() -> None:
+    """A forked child has neither the bars nor the thread that may hold the lock."""
+    global _drawing
+    _drawing = threading.RLock()
+    _live.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
+
+
 @contextlib.contextmanager
 def _locked() -> Generator[None]:
-    acquired = _drawing.acquire(timeout=_LOCK_TIMEOUT_SECS)
+    lock = _drawing
+    acquired = lock.acquire(timeout=_LOCK_TIMEOUT_SECS)
     try:
         yield
     finally:
         if acquired:
-            _drawing.release()
+            lock.release()
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

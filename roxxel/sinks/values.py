@@ -69,13 +69,30 @@ def holds_device_value(value: Any) -> bool:
     return is_device_value(value)
 
 
+def may_wait(value: Any) -> bool:
+    """Whether reading `value` (or what it contains) could wait right now."""
+    if isinstance(value, dict):
+        return any(map(may_wait, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(may_wait, value))
+    if not is_device_value(value):
+        return False
+    is_ready = getattr(value, "is_ready", None)
+    if is_ready is None:
+        return True
+    is_deleted = getattr(value, "is_deleted", None)
+    return not (is_deleted is not None and is_deleted()) and not is_ready()
+
+
 def _check_array(name: str, value: Any) -> None:
     if tuple(value.shape) != ():
         raise ValueError(
             f"metric {name!r} has shape {tuple(value.shape)}, expected one number: "
             "reduce it (mean, sum) or index it first."
         )
-    if getattr(getattr(value, "dtype", None), "kind", "f") not in _NUMBER_KINDS:
+    dtype = getattr(value, "dtype", None)
+    is_key = str(dtype).startswith("key<")  # of jax.random
+    if is_key or getattr(dtype, "kind", "f") not in _NUMBER_KINDS:
         raise ValueError(f"metric {name!r} has dtype {value.dtype}, expected a number.")
     jax_core = sys.modules.get("jax.core")
     if jax_core is not None and isinstance(value, jax_core.Tracer):

@@ -94,9 +94,11 @@ class Worker:
         self._each("close")
 
     def _message(self, time: float, level: str, text: Any, args: tuple) -> None:
+        self._flush_before_waiting((text, args))
         self._each("message", _to_message(time, level, text, args))
 
     def _metrics(self, time: float, step: Any, numbers: dict[str, Any]) -> None:
+        self._flush_before_waiting((step, numbers))
         step = values.fetch(step)
         read: dict[str, int | float] = {}
         for name, value in numbers.items():
@@ -109,6 +111,11 @@ class Worker:
         first = {name: read[name] for name in ("loss", "perplexity") if name in read}
         record = Metrics(time=time, step=int(step), values=first | read)
         self._each("metrics", record)
+
+    def _flush_before_waiting(self, given: tuple) -> None:
+        """A device may never deliver: what came before must not wait for it."""
+        if values.may_wait(given):
+            self._each("flush")
 
     def _rewind(self, step: Any) -> None:
         self._each("rewind", int(values.fetch(step)))

@@ -1,0 +1,170 @@
+"""The progress line: live on a terminal, sparse elsewhere, never in the way."""
+
+import io
+
+import pytest
+
+from roxxel import progress
+from roxxel.progress import Progress
+
+
+class Terminal(io.StringIO):
+    """Keeps what a terminal would show: `\\r` goes back, text overwrites."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def screen(self) -> list[str]:
+        lines = []
+        for line in self.getvalue().split("\n"):
+            shown = ""
+            for piece in line.split("\r"):
+                shown = piece + shown[len(piece) :]
+            lines.append(shown.rstrip())
+        return lines
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_terminal_shows_count_percent_rate_and_time_left(clock):
+    terminal = Terminal()
+    bar = Progress(1000, "train", "steps", terminal, clock=clock)
+    for _ in range(420):
+        clock.now += 0.5
+        bar.update()
+    assert terminal.screen() == [
+        "train  42% | 420/1,000 steps | 2.00 steps/s | 4:50 left"
+    ]
+    bar.close()
+    assert terminal.screen()[0].endswith("420/1,000 steps | 2.00 steps/s | took 3:30")
+
+
+def test_terminal_is_redrawn_at_most_ten_times_a_second(clock):
+    terminal = Terminal()
+    with Progress(100_000, "train", "steps", terminal, clock=clock) as bar:
+        for _ in range(100_000):
+            clock.now += 1e-5  # one second in all
+            bar.update()
+    assert 5 <= terminal.getvalue().count("\r") <= 15
+
+
+def test_resumed_count_is_not_part_of_the_rate(clock):
+    terminal = Terminal()
+    bar = Progress(1000, "train", "steps", terminal, initial=500, clock=clock)
+    clock.now += 10
+    bar.set(510)
+    assert terminal.screen() == [
+        "train  51% | 510/1,000 steps | 1.00 steps/s | 8:10 left"
+    ]
+    bar.close()
+
+
+def test_plain_output_has_a_first_line_tenths_and_a_last_line(clock):
+    stream = io.StringIO()
+    with Progress(1000, "train", "steps", stream, clock=clock) as bar:
+        for _ in range(1000):
+            clock.now += 1.0
+            bar.update()
+    lines = stream.getvalue().splitlines()
+    assert "\r" not in stream.getvalue()
+    assert lines[0].startswith("train   0% | 0/1,000 steps")
+    assert lines[-1].startswith("train 100% | 1,000/1,000 steps")
+    assert 10 <= len(lines) <= 24  # tenths, and one a minute in between
+
+
+def test_plain_output_of_a_fast_job_is_two_lines(clock):
+    stream = io.StringIO()
+    with Progress(10, "build", "files", stream, clock=clock) as bar:
+        for _ in range(10):
+            clock.now += 0.1
+            bar.update()
+    assert len(stream.getvalue().splitlines()) == 2
+
+
+def test_unknown_total_has_no_percent_and_no_time_left(clock):
+    terminal = Terminal()
+    bar = Progress(None, "read", "lines", terminal, clock=clock)
+    clock.now += 2
+    bar.update(50_000)
+    assert terminal.screen() == ["read | 50,000 lines | 25,000 lines/s"]
+    bar.close()
+
+
+@pytest.mark.parametrize("total", [0, 1])
+def test_tiny_totals(total, clock):
+    with Progress(total, "train", "steps", Terminal(), clock=clock) as bar:
+        clock.now += 1
+        bar.update(total)
+
+
+def test_note_and_other_output_appear_above_the_live_line(clock):
+    terminal = Terminal()
+    bar = Progress(10, "train", "steps", terminal, clock=clock)
+    bar.status("loss 2.31")
+    bar.note("a word")
+    with progress.cleared():
+        terminal.write("step 1\n")
+    assert terminal.screen() == [
+        "a word",
+        "step 1",
+        "train   0% | 0/10 steps | loss 2.31",
+    ]
+    bar.close()
+
+
+def test_an_inner_bar_covers_the_outer_one_until_it_closes(clock):
+    terminal = Terminal()
+    outer = Progress(10, "train", "steps", terminal, clock=clock)
+    with Progress(5, "eval", "steps", terminal, clock=clock):
+        clock.now += 1
+        outer.update()
+        assert terminal.screen()[-1] == "eval   0% | 0/5 steps"
+    assert terminal.screen()[-1].startswith("train  10% | 1/10 steps")
+    outer.close()
+
+
+def test_a_closed_stream_never_raises(clock):
+    terminal = Terminal()
+    bar = Progress(10, "train", "steps", terminal, clock=clock)
+    terminal.close()
+    clock.now += 1
+    bar.update()
+    bar.note("text")
+    bar.close()
+    bar.close()
+    closed = io.StringIO()
+    closed.close()
+    Progress(10, "train", "steps", closed, clock=clock).close()
+
+
+def test_long_lines_are_cut_to_the_terminal(clock, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    terminal = Terminal()
+    bar = Progress(10, "train " * 20, "steps", terminal, clock=clock)
+    assert len(terminal.screen()[0]) < 30
+    bar.close()
+
+
+@pytest.mark.parametrize(
+    ("secs", "text"),
+    [
+        (0, "0:00"),
+        (59.6, "1:00"),
+        (3723, "1:02:03"),
+        (90061, "1d 1:01:01"),
+        (-1, "0:00"),
+    ],
+)
+def test_format_secs(secs, text):
+    assert progress.format_secs(secs) == text
