@@ -1,1 +1,4 @@
-"""Fiddle config graphs: resolve, override, dump, replay. Only this and main know fiddle."""
+"""The Fiddle side of roxxel: from a command line to a checked graph of a run.
+
+Only this package and `roxxel.main` know fiddle; the library below takes plain values.
+"""

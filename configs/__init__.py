@@ -1,0 +1,1 @@
+"""Fragments that experiments are made of: tags, fiddlers, parts of graphs."""

@@ -1,0 +1,68 @@
+"""Errors of a run as an exit code and the few lines that a person needs."""
+
+import re
+from typing import Any
+
+from roxxel import errors
+from roxxel.config import imports
+
+MAX_LINES = 18  # of detail before the line that names the error
+PREFIX = "roxxel: error:"
+
+# Raised while objects are built, these mean that the configuration is wrong.
+BUILD_ERRORS = (ValueError, TypeError, OSError, ImportError, AttributeError, KeyError)
+_FIDDLE_PATH = re.compile(
+    r"failed to construct or call (?P<target>\S+) at <root>(?P<path>\S*)"
+)
+
+
+def exit_code(error: BaseException) -> int | None:
+    """The exit code that an error asks for, or None where it is unexpected."""
+    code = getattr(error, "exit_code", None)
+    return code if isinstance(code, int) and not isinstance(code, bool) else None
+
+
+def lines(message: str, code: int = errors.EXIT_CONFIG) -> list[str]:
+    """The message as lines for stderr: details first, last the line that matters."""
+    given = [line.rstrip() for line in message.strip().splitlines() if line.strip()]
+    first, details = (given or ["unknown error"])[0], given[1:]
+    if len(details) > MAX_LINES:
+        left = len(details) - MAX_LINES + 1
+        details = [*details[: MAX_LINES - 1], f"... and {left} more lines"]
+    if code != errors.EXIT_CONFIG:
+        first = f"{first} (exit code {code})"
+    return [*details, f"{PREFIX} {first}"]
+
+
+def from_build(error: BaseException) -> errors.ConfigError | None:
+    """One line for an error raised while a graph was built, naming the node's path.
+
+    None where the error says nothing about the configuration, or has an exit code
+    other than that of a wrong configuration.
+    """
+    code = exit_code(error)
+    if code is not None and code != errors.EXIT_CONFIG:
+        return None
+    if code is None and not isinstance(error, BUILD_ERRORS):
+        return None
+    base = getattr(error, "proxy_base_exception", error)
+    where = _node(error)
+    if code is not None:
+        return errors.ConfigError(f"{where}{_own_message(base)}")
+    text = f"{where}{imports.one_line(base)}"
+    if not isinstance(base, OSError):
+        text = f"{text} (raised at {imports.location(error)})"
+    return errors.ConfigError(text)
+
+
+def _node(error: BaseException) -> str:
+    """`path (target): ` of the node that fiddle was building."""
+    match = _FIDDLE_PATH.search(str(getattr(error, "proxy_message", "")))
+    if match is None:
+        return ""
+    path = match["path"].lstrip(".")
+    return f"{path} ({match['target']}): " if path else f"{match['target']}: "
+
+
+def _own_message(error: Any) -> str:
+    return str(error).strip()

@@ -1,0 +1,202 @@
+"""`python -m roxxel.main`: from flags to a checked graph, and from the graph to a run.
+
+Everything that can be wrong is found before a device is claimed or a file created.
+Exit codes are those of `roxxel.errors`: 0 done, 2 the configuration is wrong, 3
+diverged, 42 stopped after saving (start the same command again), 1 anything else.
+"""
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from roxxel import errors
+from roxxel.config import arguments, failures, options
+from roxxel.config import workdir as workdir_lib
+
+if TYPE_CHECKING:
+    from roxxel.config.resolve import Experiment
+
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (without the program's name); the exit code."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    show_traceback = "--traceback" in argv
+    try:
+        return _main(argv)
+    except KeyboardInterrupt as err:
+        _say([f"{failures.PREFIX} interrupted."])
+        return failures.exit_code(err) or EXIT_INTERRUPTED
+    except Exception as err:
+        code = failures.exit_code(err)
+        if code is None or show_traceback:
+            traceback.print_exc()
+        if code is None:
+            return errors.EXIT_ERROR
+        _say(failures.lines(str(err), code))
+        return code
+
+
+def _main(argv: list[str]) -> int:
+    line = arguments.parse(argv)
+    if line.on("help") or line.on("version"):
+        sys.stdout.write(f"{_about(line)}\n")
+        return errors.EXIT_OK
+    _check_flags(line)
+    found = _resolve(line)
+    if line.on("fdl_help") or line.on("print_config"):
+        sys.stdout.write(_printed(found, line))
+        return errors.EXIT_OK
+    return _train(found, line, argv)
+
+
+def _about(line: arguments.CommandLine) -> str:
+    import roxxel
+
+    return options.usage() if line.on("help") else f"roxxel {roxxel.__version__}"
+
+
+def _check_flags(line: arguments.CommandLine) -> None:
+    """Check what needs no experiment, so that it ends before anything is imported."""
+    mode = line.get("mode") or "train"
+    if mode != "train":
+        raise errors.ConfigError(f"--mode={mode}: expected train.")
+    if line.get("fdl_config") is None and line.get("fdl_config_file") is None:
+        raise errors.ConfigError(_no_experiment())
+    if importlib.util.find_spec("fiddle") is None:
+        raise errors.ConfigError(
+            "roxxel.main needs fiddle: pip install 'roxxel[train]'."
+        )
+    given = line.get("workdir")
+    if given is not None:
+        path = workdir_lib.choose(given, "")
+        workdir_lib.check_writable(path, f"--workdir={given}")
+
+
+def _no_experiment() -> str:
+    from roxxel.config import discover, suggest
+
+    names = suggest.listing(discover.names()) or "none here"
+    return f"no experiment: give --fdl_config=NAME (known: {names}).\n{options.usage()}"
+
+
+def _resolve(line: arguments.CommandLine) -> "Experiment":
+    from roxxel.config import resolve
+
+    _parse_log_flags(line.log_flags)
+    found = resolve.experiment(line)
+    _say([f"roxxel: note: {note}" for note in line.notes + found.notes])
+    return found
+
+
+def _parse_log_flags(words: list[str]) -> None:
+    """Hand the logging flags to absl, whose libraries expect its flags parsed."""
+    from absl import flags, logging
+
+    logging.get_verbosity()  # absl defines the logging flags with its logger
+    try:
+        flags.FLAGS(["roxxel", *words])
+    except flags.Error as err:
+        raise errors.ConfigError(str(err)) from err
+
+
+def _printed(found: "Experiment", line: arguments.CommandLine) -> str:
+    from roxxel.config import dump, help
+
+    if line.on("fdl_help"):
+        return f"{help.overview(found)}\n"
+    return dump.to_text(found.config, name=found.name, source=found.source)
+
+
+def _train(found: "Experiment", line: arguments.CommandLine, argv: list[str]) -> int:
+    given = line.get("workdir")
+    workdir = workdir_lib.choose(given, found.name)
+    flag = f"--workdir={given or workdir}"
+    workdir_lib.check_writable(workdir, flag)
+    workdir_lib.check_same_experiment(workdir, found.name, found.source, flag)
+    _initialize_distributed()
+    run = _build(found)
+    info = _run_info(found, argv, workdir)
+    workdir_lib.make(workdir, flag)
+    if _is_lead():
+        _record(found, workdir, info)
+    return _exit_code_of(run(workdir=workdir, run_info=info))
+
+
+def _initialize_distributed() -> None:
+    from roxxel import distributed
+
+    distributed.initialize()
+
+
+def _is_lead() -> bool:
+    """Whether this process writes what is written once; a single one always does."""
+    jax = sys.modules.get("jax")
+    if jax is None or not jax.distributed.is_initialized():
+        return True
+    return jax.process_index() == 0
+
+
+def _build(found: "Experiment") -> Any:
+    """The `run` method of what the graph builds."""
+    import fiddle as fdl
+
+    try:
+        built = fdl.build(found.config)
+    except Exception as err:
+        error = failures.from_build(err)
+        if error is None:
+            raise
+        raise error from err
+    run = getattr(built, "run", None)
+    if not callable(run):
+        raise errors.ConfigError(
+            f"{found.name} builds a {type(built).__name__}, which has no method "
+            "run(workdir, run_info)."
+        )
+    return run
+
+
+def _run_info(found: "Experiment", argv: list[str], workdir: Path) -> dict[str, Any]:
+    from roxxel.config import run_info
+
+    return run_info.collect(
+        argv=argv, experiment=found.name, source=found.source, workdir=workdir
+    )
+
+
+def _record(found: "Experiment", workdir: Path, info: dict[str, Any]) -> None:
+    """Write what the run is; say what changed since the run that is there."""
+    from roxxel.config import dump, run_info, suggest, text
+
+    as_text = dump.to_text(found.config, name=found.name, source=found.source)
+    as_json, warning = dump.to_json(found.config, name=found.name, source=found.source)
+    before = workdir_lib.read_text(workdir)
+    changes = text.difference(before, as_text) if before is not None else []
+    if changes:
+        _say([f"roxxel: note: {workdir} ran before with {suggest.listing(changes)}"])
+    if warning is not None:
+        _say([f"roxxel: warning: {warning}"])
+    workdir_lib.write_text(workdir / workdir_lib.CONFIG_JSON, as_json)
+    workdir_lib.write_text(workdir / workdir_lib.CONFIG_TEXT, as_text)
+    run_info.write(workdir, info)
+
+
+def _exit_code_of(result: Any) -> int:
+    if result is None:
+        return errors.EXIT_OK
+    return result if isinstance(result, int) else errors.EXIT_ERROR
+
+
+def _say(lines: list[str]) -> None:
+    for line in lines:
+        sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,5 @@
+"""Imports its importer."""
+
+from toy_experiments.broken.circle_a import a
+
+b = a

@@ -1,0 +1,8 @@
+"""Raises."""
+
+
+def _fail():
+    raise RuntimeError("no luck at import")
+
+
+_fail()
