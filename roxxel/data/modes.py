@@ -1,0 +1,152 @@
+"""What a write does with shards that are there already: never an accident."""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from roxxel.data import items, paths, publish, rox_format
+from roxxel.data.reader import ShardReader
+from roxxel.data.writer import Layout, write_shards
+from roxxel.errors import ConfigError, ShardFormatError
+
+MODES = ("new", "skip", "append", "overwrite")
+_COPY_ELEMENTS = 1 << 20
+
+
+def write(
+    location: str | Sequence[str], documents: Iterable, layout: Layout, mode: str
+) -> None:
+    """Writes `documents` to `location`; see `Roxxel.write` for the modes.
+
+    Raises:
+        ConfigError: The location or the mode is wrong, or the shards that are there do
+            not go with what is written.
+    """
+    if mode not in MODES:
+        raise ConfigError(f"mode must be one of {', '.join(MODES)}, got {mode!r}.")
+    target = paths.write_target(location, numbered=layout.max_shard_bytes is not None)
+    os.makedirs(target.directory or ".", exist_ok=True)
+    publish.finish_publishing(target)
+    publish.remove_leftovers(target)
+    existing = paths.find(location)
+    if not existing:
+        write_shards(documents, layout, target=target)
+    elif mode == "new":
+        raise paths.ShardsExistError(_exists_message(location, existing))
+    elif mode == "append":
+        _append(documents, layout, target, existing)
+    elif mode == "overwrite" or not is_complete(read_shards(existing)):
+        _check_names(target, existing)
+        write_shards(documents, layout, target=target, stale=existing)
+
+
+def read_shards(files: Sequence[str]) -> list[rox_format.Shard]:
+    """The tails of `files`, all of one dtype.
+
+    Raises:
+        ShardFormatError: A file is no complete shard, or two differ in dtype.
+    """
+    shards = [rox_format.read_shard(path) for path in files]
+    typed = [s for s in shards if s.records]
+    for shard in typed:
+        if shard.dtype != typed[0].dtype:
+            raise ShardFormatError(
+                f"{shard.path}: dtype {shard.dtype.name}, expected"
+                f" {typed[0].dtype.name} as in {typed[0].path}; read them apart."
+            )
+    return shards
+
+
+def is_complete(shards: list[rox_format.Shard]) -> bool:
+    """Whether the writes that made `shards` came to their end, as far as files tell."""
+    expected = 0
+    for shard in shards:
+        number = shard.extension.get("shard", 0)
+        if number != expected:
+            return False
+        expected = 0 if shard.extension.get("last", True) else number + 1
+    return expected == 0
+
+
+def _append(documents, layout: Layout, target: paths.Target, existing: list[str]):
+    _check_names(target, existing)
+    shards = read_shards(existing)
+    if not is_complete(shards):
+        raise ConfigError(
+            f"{shards[-1].path} is not the last shard of its write, which was cut off;"
+            " write the whole data set again with mode='overwrite'."
+        )
+    layout = _layout_of_append(shards, layout)
+    if target.single is None:
+        number = 1 + max(target.number(path) or 0 for path in existing)
+        write_shards(documents, layout, target=target, first_number=number, stale=[])
+    else:
+        prefix = _pieces(shards) if layout.dtype is not None else ()
+        write_shards(documents, layout, target=target, prefix=prefix, stale=[])
+
+
+def _layout_of_append(shards: list[rox_format.Shard], layout: Layout) -> Layout:
+    """`layout` with what the shards that are there have fixed."""
+    filled = [s for s in shards if s.records]
+    metadata = layout.metadata or metadata_of(shards)
+    if not filled:
+        return dataclasses.replace(layout, metadata=metadata)
+    dtype, extension = filled[-1].dtype, filled[-1].extension
+    if layout.dtype not in (None, dtype):
+        raise ConfigError(
+            f"cannot append {layout.dtype.name} to {filled[-1].path}, which holds"
+            f" {dtype.name}; leave dtype out or use mode='overwrite'."
+        )
+    separator = None
+    if layout.separator is not None:
+        separator = items.separator_elements(layout.separator, dtype)
+    theirs = extension.get("separator")
+    if "separator" in extension and not _same(separator, theirs, dtype):
+        raise ConfigError(
+            f"cannot append with separator {layout.separator!r} to {filled[-1].path},"
+            f" written with separator {theirs}; use the same or mode='overwrite'."
+        )
+    return dataclasses.replace(layout, dtype=dtype, metadata=metadata)
+
+
+def metadata_of(shards: list[rox_format.Shard]) -> dict:
+    """What the caller of `write` stored with the data, {} if nothing."""
+    found = shards[0].extension.get("metadata") if shards else None
+    return found if isinstance(found, dict) else {}
+
+
+def _same(separator: np.ndarray | None, theirs, dtype: np.dtype) -> bool:
+    if separator is None or theirs is None:
+        return separator is theirs
+    return np.array(theirs).astype(dtype).tobytes() == separator.tobytes()
+
+
+def _pieces(shards: list[rox_format.Shard]) -> Iterator[np.ndarray]:
+    reader = ShardReader(shards, shards[0].dtype)
+    for start in range(0, reader.num_elements, _COPY_ELEMENTS):
+        stop = min(start + _COPY_ELEMENTS, reader.num_elements)
+        yield reader.elements(start, stop)
+
+
+def _check_names(target: paths.Target, existing: list[str]) -> None:
+    for path in existing:
+        if path != target.single and target.number(path) is None:
+            raise ConfigError(
+                f"{path} is read as part of this data set but has a name that is not"
+                f" written here ({target.path(0)}, ...); move it or write elsewhere."
+            )
+
+
+def _exists_message(location, existing: list[str]) -> str:
+    try:
+        cut_off = not is_complete(read_shards(existing))
+    except ShardFormatError:
+        cut_off = True
+    state = "an unfinished write left" if cut_off else "there is already"
+    return (
+        f"{location}: {state} {existing[0]} ({len(existing)} shards in all). Pass"
+        " mode='overwrite' to replace them, 'append' to add to them or 'skip' to keep"
+        " them."
+    )

@@ -1,0 +1,134 @@
+"""How finished shards get their names: each whole, several at once, nothing lost."""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import socket
+
+from roxxel.data import paths
+from roxxel.errors import ConfigError
+
+_PART = re.compile(r"\.(?P<name>.+)\.(?P<host>[^.]+)-(?P<pid>\d+)-[0-9a-f]+\.part")
+
+
+def part_path(path: str) -> str:
+    """A new hidden name beside `path` for a shard that is being written."""
+    directory, name = os.path.split(path)
+    unique = f"{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
+    return os.path.join(directory, f".{name}.{unique}.part")
+
+
+def publish_one(part: str, path: str) -> None:
+    """Gives a finished shard its name, refusing to replace what is there.
+
+    Raises:
+        paths.ShardsExistError: Another writer was faster.
+    """
+    try:
+        os.link(part, path)
+    except FileExistsError as err:
+        raise paths.ShardsExistError(
+            f"{path} appeared while it was being written: another writer writes the"
+            " same data set. Write to another place or wait for it."
+        ) from err
+    except OSError:  # a file system without hard links
+        os.rename(part, path)
+    else:
+        os.unlink(part)
+    sync_directory(path)
+
+
+def publish_all(target: paths.Target, parts: list, stale: list[str]) -> None:
+    """Gives all shards their names and removes the `stale`, as one step.
+
+    The step is written down first, so that a crash in its middle is made good by
+    `finish_publishing` when the data set is next opened or written.
+    `parts` are pairs of hidden name and final name.
+    """
+    kept = {final for _, final in parts}
+    plan = {
+        "moves": [[os.path.basename(p), os.path.basename(f)] for p, f in parts],
+        "stale": [os.path.basename(s) for s in stale if s not in kept],
+    }
+    part = part_path(target.journal)
+    with open(part, "w") as file:
+        json.dump(plan, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, target.journal)
+    sync_directory(target.journal)
+    finish_publishing(target)
+
+
+def finish_publishing(target: paths.Target) -> None:
+    """Completes a `publish_all` that was cut off; nothing to do as a rule."""
+    try:
+        with open(target.journal) as file:
+            plan = json.load(file)
+    except FileNotFoundError:
+        return
+    except ValueError as err:
+        raise ConfigError(
+            f"{target.journal} is damaged: expected the list of renames of a write that"
+            " was cut off. Remove it, then check the data set."
+        ) from err
+    for part, final in plan["moves"]:
+        with contextlib.suppress(FileNotFoundError):  # done before the crash
+            os.replace(_beside(target, part), _beside(target, final))
+    for name in plan["stale"]:
+        _remove(_beside(target, name))
+    sync_directory(target.journal)
+    _remove(target.journal)
+
+
+def remove_leftovers(target: paths.Target) -> None:
+    """Removes unfinished shards of this data set whose writer has died."""
+    directory = target.directory or "."
+    for name in os.listdir(directory):
+        match = _PART.fullmatch(name)
+        if not match or match["host"] != _host() or _is_alive(int(match["pid"])):
+            continue
+        path = os.path.join(target.directory, match["name"])
+        if path == target.single or target.number(path) is not None:
+            _remove(os.path.join(target.directory, name))
+
+
+def remove_all(files: list[str]) -> None:
+    """Removes those of `files` that are there."""
+    for path in files:
+        _remove(path)
+
+
+def sync_directory(path: str) -> None:
+    """Makes new names beside `path` survive a power cut."""
+    fd = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems refuse
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _beside(target: paths.Target, name: str) -> str:
+    return os.path.join(target.directory, name)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _host() -> str:
+    return re.sub(r"[^A-Za-z0-9_]", "_", socket.gethostname()) or "host"
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

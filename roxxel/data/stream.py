@@ -1,0 +1,394 @@
+"""`RoxxelStream`: shuffled batches of a data set, on the host or on a mesh.
+
+A batch is a function of (data, seed, epoch, step) and of the sizes: never of processes,
+devices, threads or prefetch. jax is imported only when batches are placed on devices.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roxxel.data import dtypes, order, steps
+from roxxel.data.prefetch import Prefetcher
+from roxxel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from roxxel.dataset import Roxxel
+
+_ORDER_WINDOW = 8192  # positions that are permuted at once: 0.3 ms
+_SAME_ON_RESUME = ("seed", "seq_len", "overlap", "fingerprint")
+
+
+class RoxxelStream:
+    """Batches [batch_size, seq_len + overlap] in a shuffled order that needs no memory.
+
+    Row i of the data is elements [i * seq_len, (i + 1) * seq_len + overlap); in every
+    epoch each row comes at most once, in another order. Step s counts from the start of
+    `epoch` and lies in epoch `epoch + s // steps_per_epoch`. Iterating covers steps
+    [start_step, epochs * steps_per_epoch) once; `len` is what remains of them.
+
+    Without `mesh` and `data_sharding` batches are numpy arrays of the whole batch, fresh
+    each time. With either they are global `jax.Array`s, for which a process reads only
+    the rows of its own devices. Constructing starts no thread and no jax backend.
+
+    Args:
+        dataset: A `Roxxel`; opened if it is not yet.
+        seq_len: Elements from the start of a row to that of the next.
+        batch_size: Rows of the global batch, over all processes.
+        seed: Any int; with the epoch it fixes the order.
+        start_step: First step of the iteration.
+        epoch: Number of the epoch that steps count from.
+        epochs: How many epochs iteration covers.
+        overlap: Elements that a row shares with the next; 1 gives every input a target.
+        dtype: Of the batches. None: int32 for integers of any width, else as stored. A
+            value that does not fit is an error, never wrapped.
+        mesh: Mesh to place batches on, rows over its first axis.
+        data_sharding: A jax sharding, or a PartitionSpec over `mesh`, in its place.
+        prefetch: Batches made ahead on a thread while iterating; 0 for no thread.
+
+    Raises:
+        ConfigError: A size is wrong, the data hold less than one batch, start_step lies
+            behind the end, or the batch does not divide over the devices.
+        TypeError: The seed is no int.
+    """
+
+    def __init__(
+        self,
+        dataset: "Roxxel",
+        *,
+        seq_len: int,
+        batch_size: int = 32,
+        seed: int = 42,
+        start_step: int = 0,
+        epoch: int = 0,
+        epochs: int = 1,
+        overlap: int = 0,
+        dtype=None,
+        mesh=None,
+        data_sharding=None,
+        prefetch: int = 2,
+    ):
+        self.dataset = dataset
+        self.seed = order.check_seed(seed)
+        self.overlap = steps.not_negative("overlap", overlap)
+        self.seq_len = steps.positive("seq_len", seq_len)
+        self.prefetch = steps.not_negative("prefetch", prefetch)
+        self._grid = steps.Grid(
+            num_rows=steps.num_rows(dataset.num_elements, self.seq_len, self.overlap),
+            batch_size=steps.positive("batch_size", batch_size),
+            epoch=steps.not_negative("epoch", epoch),
+            epochs=steps.positive("epochs", epochs),
+            start_step=steps.not_negative("start_step", start_step),
+        )
+        self.dtype = _resolve_dtype(dataset, dtype)
+        self._placement: _Placement | None = None
+        if mesh is not None or data_sharding is not None:
+            self._placement = self._placed(mesh, data_sharding)
+        self._next_step = self._grid.start_step
+        self._iterator: Iterator | None = None
+        self._is_closed = False
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the global batch."""
+        return self._grid.batch_size
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that steps count from."""
+        return self._grid.epoch
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs iteration covers."""
+        return self._grid.epochs
+
+    @property
+    def start_step(self) -> int:
+        """First step of the iteration."""
+        return self._grid.start_step
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches of an epoch."""
+        return self._grid.steps_per_epoch
+
+    @property
+    def sharding(self) -> Any:
+        """The jax sharding of the batches, None for numpy batches."""
+        return self._placement.sharding if self._placement else None
+
+    def __len__(self) -> int:
+        return self._grid.end_step - self._next_step
+
+    def __iter__(self) -> "RoxxelStream":
+        return self
+
+    def __next__(self):
+        if self._is_closed or self._next_step >= self._grid.end_step:
+            self.close()
+            raise StopIteration
+        if self._iterator is None:
+            self._iterator = self.steps(self._next_step, self._grid.end_step)
+        batch = next(self._iterator)
+        self._next_step += 1
+        return batch
+
+    def __enter__(self) -> "RoxxelStream":
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the iteration and joins its thread; batches stay as they are."""
+        self._is_closed = True
+        iterator, self._iterator = self._iterator, None
+        if iterator is not None:
+            iterator.close()
+
+    def batch(self, step: int):
+        """The batch of one step, also behind the end of the iteration."""
+        step = steps.not_negative("step", step)
+        return next(self._source().run(step, step + 1))
+
+    def steps(self, start: int, stop: int):
+        """The batches of steps [start, stop) made ahead; an iterator with `close`."""
+        start = steps.not_negative("start", start)
+        stop = steps.not_negative("stop", stop)
+        run = self._source().run(start, stop)
+        return Prefetcher(run, self.prefetch) if self.prefetch else run
+
+    def place(self, mesh=None, data_sharding=None) -> "RoxxelStream":
+        """The same stream with batches on `mesh`; all devices if none is given.
+
+        Raises:
+            ConfigError: The batch does not divide over the devices.
+        """
+        if mesh is None and data_sharding is None:
+            import jax
+
+            mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+        return RoxxelStream(
+            self.dataset,
+            seq_len=self.seq_len,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            start_step=self._next_step,
+            epoch=self.epoch,
+            epochs=self.epochs,
+            overlap=self.overlap,
+            dtype=self.dtype,
+            mesh=mesh,
+            data_sharding=data_sharding,
+            prefetch=self.prefetch,
+        )
+
+    def position(self, step: int) -> dict:
+        """Where the data stand after `step` completed steps, as plain JSON values.
+
+        `epoch` and `rows_in_epoch` say where the next batch begins; `rows` and
+        `elements` are what was consumed since step 0 (an element that two rows share
+        counts once); `fingerprint` is that of the data.
+        """
+        step = steps.not_negative("step", step)
+        epoch, rows_in_epoch = self._grid.locate(step)
+        rows = step * self.batch_size
+        return {
+            "step": step,
+            "seed": self.seed,
+            "epoch": epoch,
+            "rows_in_epoch": rows_in_epoch,
+            "batch_size": self.batch_size,
+            "seq_len": self.seq_len,
+            "overlap": self.overlap,
+            "rows": rows,
+            "elements": rows * self.seq_len,
+            "fingerprint": self.dataset.fingerprint(),
+        }
+
+    def step_of(self, position: dict) -> int:
+        """The step of this stream that begins at a saved `position`.
+
+        With another batch_size it is the step of the first row not yet seen.
+
+        Raises:
+            ConfigError: No step begins there, or seed, seq_len, overlap or data are
+                others; names what was saved and what is now.
+        """
+        now = self.position(0)
+        for name in _SAME_ON_RESUME:
+            if position[name] != now[name]:
+                raise ConfigError(
+                    f"{name} was {position[name]!r} when the position was saved and is"
+                    f" {now[name]!r} now; resume with the saved one or start anew."
+                )
+        return self._grid.step_at(position["epoch"], position["rows_in_epoch"])
+
+    def _source(self) -> "_Source":
+        return _Source(
+            dataset=self.dataset,
+            grid=self._grid,
+            seed=self.seed,
+            seq_len=self.seq_len,
+            overlap=self.overlap,
+            dtype=self.dtype,
+            placement=self._placement,
+        )
+
+    def _placed(self, mesh, data_sharding) -> "_Placement":
+        sharding = _resolve_sharding(mesh, data_sharding)
+        _check_divides(sharding, self.batch_size, self.seq_len, self.overlap)
+        shape = (self.batch_size, self.seq_len + self.overlap)
+        return _Placement(sharding, shape, self.dtype)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Source:
+    """Makes batches; what a thread holds, so that streams can be collected."""
+
+    dataset: "Roxxel"
+    grid: steps.Grid
+    seed: int
+    seq_len: int
+    overlap: int
+    dtype: np.dtype
+    placement: "_Placement | None"
+
+    def run(self, start: int, stop: int) -> Iterator:
+        """The batches of steps [start, stop)."""
+        batch_size = self.grid.batch_size
+        while start < stop:
+            epoch, first = self.grid.locate(start)
+            count = min(
+                stop - start,
+                self.grid.steps_per_epoch - first // batch_size,
+                max(1, _ORDER_WINDOW // batch_size),
+            )
+            permutation = order.Permutation(self.grid.num_rows, self.seed, epoch)
+            ids = permutation(np.arange(first, first + count * batch_size))
+            for i in range(count):
+                yield self._batch(ids[i * batch_size : (i + 1) * batch_size])
+            start += count
+
+    def _batch(self, row_ids: np.ndarray):
+        if self.placement is None:
+            return self._rows(row_ids)
+        return self.placement.put(lambda start, stop: self._rows(row_ids[start:stop]))
+
+    def _rows(self, row_ids: np.ndarray) -> np.ndarray:
+        return self.dataset.rows(row_ids, self.seq_len, self.overlap, self.dtype)
+
+
+class _Placement:
+    """Puts one batch on the devices of `sharding`, reading what this process owns."""
+
+    def __init__(self, sharding, shape: tuple[int, int], dtype: np.dtype):
+        self.sharding = sharding
+        self._shape = shape
+        self._dtype = dtype
+        self._check_x64()
+        # (first row, last row + 1) -> devices that hold them, with their columns
+        self._readers: dict[tuple[int, int], list] = {}
+        indices = sharding.addressable_devices_indices_map(shape)
+        for device, (rows, columns) in indices.items():
+            start, stop, _ = rows.indices(shape[0])
+            self._readers.setdefault((start, stop), []).append((device, columns))
+
+    def put(self, read_rows):
+        """The global array of the rows that `read_rows(start, stop)` returns."""
+        import jax
+
+        pieces, devices = [], []
+        for (start, stop), users in self._readers.items():
+            host = read_rows(start, stop)
+            for device, columns in users:
+                pieces.append(host[:, columns])
+                devices.append(device)
+        arrays = jax.device_put(pieces, devices)
+        if any(a.dtype != self._dtype for a in arrays):
+            self._check_x64(is_wrong=True)
+        return jax.make_array_from_single_device_arrays(
+            self._shape, self.sharding, arrays, dtype=self._dtype
+        )
+
+    def _check_x64(self, *, is_wrong: bool = False) -> None:
+        """jax would silently cut 64-bit values to 32 bits."""
+        import jax
+
+        if is_wrong or (self._dtype.itemsize == 8 and not jax.config.jax_enable_x64):
+            raise ConfigError(
+                f"batches of {self._dtype.name} need jax_enable_x64, which is off:"
+                " enable x64, leave dtype out for int32, or write the data in 32 bits."
+            )
+
+
+def _resolve_dtype(dataset: "Roxxel", dtype) -> np.dtype:
+    stored = dataset.dtype
+    if dtype is None:
+        wanted = dtypes.batch_dtype(stored)
+    else:
+        try:
+            wanted = dtypes.parse(dtype)
+        except ValueError as err:
+            raise ConfigError(f"{err}.") from err
+    try:
+        dtypes.check_castable(stored, wanted)
+    except ValueError as err:
+        raise ConfigError(f"{err}.") from err
+    for value in dataset.value_range():
+        if dtypes.first_misfit(np.array([value], stored), wanted) is not None:
+            raise ConfigError(
+                f"the data hold {value} of dtype {stored.name}, which does not fit"
+                f" batches of {wanted.name}; pass dtype={stored.name!r} (on a device"
+                " this needs jax_enable_x64) or store int32."
+            )
+    return wanted
+
+
+def _resolve_sharding(mesh, data_sharding):
+    import jax
+
+    named, spec = jax.sharding.NamedSharding, jax.sharding.PartitionSpec
+    if data_sharding is None:
+        data_sharding = spec(mesh.axis_names[0], None)
+    if isinstance(data_sharding, jax.sharding.Sharding):
+        if mesh is not None and getattr(data_sharding, "mesh", mesh) != mesh:
+            raise ConfigError(
+                f"data_sharding is over {data_sharding.mesh}, mesh is {mesh}; give one."
+            )
+        return data_sharding
+    if not isinstance(data_sharding, spec) or mesh is None:
+        raise ConfigError(
+            f"data_sharding must be a jax sharding, or a PartitionSpec with mesh=, got"
+            f" {data_sharding!r}."
+        )
+    try:
+        return named(mesh, data_sharding)
+    except ValueError as err:
+        raise ConfigError(f"data_sharding does not go with the mesh: {err}") from err
+
+
+def _check_divides(sharding, batch_size: int, seq_len: int, overlap: int) -> None:
+    width = seq_len + overlap
+    sizes = [
+        (f"batch {batch_size}", batch_size),
+        (f"row of {width} elements (seq_len {seq_len} + overlap {overlap})", width),
+    ]
+    spec = getattr(sharding, "spec", ())
+    for (what, size), axes in zip(sizes, spec, strict=False):
+        axes = axes if isinstance(axes, tuple) else (axes,)
+        axes = [axis for axis in axes if axis is not None]
+        parts = int(np.prod([sharding.mesh.shape[axis] for axis in axes], dtype=int))
+        if size % parts:
+            raise ConfigError(
+                f"{what} not divisible by {parts} devices on axis {', '.join(axes)}."
+            )
+    try:
+        sharding.shard_shape((batch_size, width))
+    except (ValueError, IndexError) as err:
+        raise ConfigError(
+            f"batches [{batch_size}, {width}] cannot be laid out: {err}"
+        ) from err

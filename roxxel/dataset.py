@@ -1,0 +1,320 @@
+"""`Roxxel`: a data set of `.rox` shards, written once and read without loading it."""
+
+import hashlib
+import json
+import operator
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from absl import logging
+
+from roxxel.data import dtypes, modes, paths, publish, steps
+from roxxel.data.reader import ShardReader
+from roxxel.data.writer import Layout
+from roxxel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from roxxel.data.stream import RoxxelStream
+
+_Location = str | os.PathLike
+
+
+class Roxxel:
+    """The shards at a path, a pattern such as `wiki_*.rox`, a folder or a list.
+
+    Opens itself when first read; `open` and `with` say when. The elements of all
+    shards form one virtual sequence, of which rows are windows. Files are mapped, not
+    loaded: what is read stays in the page cache, where it counts as file pages of the
+    process and can be taken back at any time. Instances can be pickled and read from
+    many threads.
+
+    Args:
+        filepath: Where the shards are and where `write` puts them. `*` stands for the
+            number of a shard, both ways; shards are ordered by number.
+    """
+
+    def __init__(self, filepath: _Location | Sequence[_Location]):
+        if isinstance(filepath, str | os.PathLike):
+            self._location = os.fspath(filepath)
+        else:
+            self._location = [os.fspath(path) for path in filepath]
+        self._lock = threading.Lock()
+        self._reader: ShardReader | None = None
+
+    def write(
+        self,
+        items: Iterable,
+        block_size: int = 4096,
+        max_shard_bytes: int | None = None,
+        separator=None,
+        dtype=None,
+        *,
+        mode: str = "new",
+        metadata: dict | None = None,
+    ) -> "Roxxel":
+        """Writes `items`, documents of str, bytes, arrays or lists of ints.
+
+        The first item that is not empty fixes the dtype: arrays their own, str (as
+        UTF-8) and bytes uint8, lists of ints int32 if all fit, else int64. Empty items
+        store nothing, not even a separator. Documents follow each other without gaps;
+        only the end of the last block is filled up, and readers here do not see that.
+
+        A shard has its name only when it is complete. If `items` raises, the exception
+        arrives unchanged and the data set is as it was before.
+
+        Args:
+            items: The documents, read once.
+            block_size: Bytes of a block, the record of `len` and `[i]`; a multiple of
+                the element's size.
+            max_shard_bytes: Most bytes of a shard's file, which holds at least one
+                block all the same. None: a single shard.
+            separator: Follows each document: a value, a list of values, or str or
+                bytes for text.
+            dtype: Fixes the dtype in place of the first item.
+            mode: What happens to shards that are there already. "new" refuses, "skip"
+                keeps them and reads no item (but replaces what a killed write left),
+                "append" adds to them, "overwrite" replaces them once the new ones are
+                complete.
+            metadata: Plain JSON values that are stored with the data.
+
+        Returns:
+            This data set.
+
+        Raises:
+            ConfigError: An argument is wrong, or shards are there already.
+            ValueError: An item does not fit the dtype exactly, or has no UTF-8; names
+                its index and value.
+            TypeError: An item is of a kind that cannot be stored.
+        """
+        if isinstance(items, str | bytes | bytearray | dict):
+            raise TypeError(
+                f"items must be an iterable of documents, got one {type(items).__name__}"
+                "; wrap it in a list"
+            )
+        layout = Layout(
+            block_size=block_size,
+            max_shard_bytes=max_shard_bytes,
+            separator=separator,
+            dtype=None if dtype is None else _parse_dtype(dtype),
+            metadata=dict(metadata or {}),
+        )
+        self.close()
+        modes.write(self._location, items, layout, mode)
+        return self
+
+    def open(self) -> "Roxxel":
+        """Reads the tails of the shards, no payload; does nothing when open.
+
+        Raises:
+            paths.MissingShardsError: There are no shards.
+            ShardFormatError: A file is no complete shard; names it.
+        """
+        self._opened()
+        return self
+
+    def close(self) -> None:
+        """Lets go of the files; arrays and batches read before stay as they are."""
+        with self._lock:
+            self._reader = None
+
+    def __enter__(self) -> "Roxxel":
+        return self.open()
+
+    def __exit__(self, *exc_info) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Roxxel({self._location!r})"
+
+    def __getstate__(self) -> dict:
+        return {"_location": self._location}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__init__(state["_location"])
+
+    def __len__(self) -> int:
+        """Number of records (blocks)."""
+        return self._opened().num_records
+
+    def __getitem__(self, index):
+        """Record `index` as a fresh array of `dtype`; a list of them for a slice."""
+        reader = self._opened()
+        if isinstance(index, slice):
+            numbers = range(*index.indices(reader.num_records))
+            return [reader.record(i) for i in numbers]
+        number = operator.index(index)
+        if not -reader.num_records <= number < reader.num_records:
+            raise IndexError(
+                f"record {number} of {reader.num_records} in {self._location}"
+            )
+        return reader.record(number % reader.num_records)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Dtype of the elements as they are stored."""
+        return self._opened().dtype
+
+    @property
+    def num_elements(self) -> int:
+        """Length of the virtual sequence: valid elements, padding excluded."""
+        return self._opened().num_elements
+
+    @property
+    def shards(self) -> list[str]:
+        """Paths of the shards in the order of the sequence."""
+        return [shard.path for shard in self._opened().shards]
+
+    @property
+    def metadata(self) -> dict:
+        """What was given to `write`, {} for files that hold none."""
+        return modes.metadata_of(self._opened().shards)
+
+    @property
+    def is_complete(self) -> bool:
+        """False when the shards say that the write which made them was cut off."""
+        return modes.is_complete(self._opened().shards)
+
+    def fingerprint(self) -> str:
+        """32 hex digits of sizes, dtype and extensions; reads no payload.
+
+        The same data written the same way have the same fingerprint anywhere.
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        for shard in self._opened().shards:
+            facts = [shard.records, shard.payload_bytes, shard.elements]
+            facts += [shard.dtype.name, shard.extension]
+            digest.update(json.dumps(facts, sort_keys=True).encode() + b"\n")
+        return digest.hexdigest()
+
+    def value_range(self) -> tuple[int, ...]:
+        """Least and greatest value where the shards record them, else ().
+
+        They do for integers that int32 does not always hold.
+        """
+        noted = [s.extension.get("range") for s in self._opened().shards if s.records]
+        if not noted or not all(isinstance(r, list) and len(r) == 2 for r in noted):
+            return ()
+        return min(low for low, _ in noted), max(high for _, high in noted)
+
+    def elements(self, start: int, stop: int) -> np.ndarray:
+        """A copy of elements [start, stop) of the virtual sequence.
+
+        Raises:
+            IndexError: They are not all there.
+        """
+        reader = self._opened()
+        start, stop = operator.index(start), operator.index(stop)
+        if not 0 <= start <= stop <= reader.num_elements:
+            raise IndexError(
+                f"elements {start} to {stop} of {reader.num_elements} in"
+                f" {self._location}"
+            )
+        return reader.elements(start, stop)
+
+    def rows(self, row_ids, seq_len: int, overlap: int = 0, dtype=None) -> np.ndarray:
+        """Rows as a fresh array [len(row_ids), seq_len + overlap].
+
+        Row i is elements [i * seq_len, (i + 1) * seq_len + overlap).
+
+        Args:
+            row_ids: 1-D integers in [0, (num_elements - overlap) // seq_len).
+            seq_len: Elements from the start of a row to that of the next.
+            overlap: Elements that a row shares with the next.
+            dtype: Of the result; None keeps the stored dtype.
+
+        Raises:
+            IndexError: A row is not there.
+            ValueError: A value does not fit `dtype` exactly; names it.
+        """
+        reader = self._opened()
+        wanted = reader.dtype if dtype is None else _parse_dtype(dtype)
+        dtypes.check_castable(reader.dtype, wanted)
+        count = steps.num_rows(reader.num_elements, seq_len, overlap)
+        ids = np.asarray(row_ids).astype(np.int64, casting="safe")
+        if ids.size and not (0 <= int(ids.min()) and int(ids.max()) < count):
+            raise IndexError(f"rows {ids.min()} to {ids.max()}, there are {count}")
+        return reader.rows(ids, int(seq_len), int(overlap), wanted)
+
+    def estimate_steps(self, seq_len: int, batch_size: int, overlap: int = 0) -> int:
+        """Steps of one epoch: whole batches of `batch_size` rows."""
+        rows = steps.num_rows(self.num_elements, seq_len, overlap)
+        return rows // steps.positive("batch_size", batch_size)
+
+    def stream(
+        self,
+        seq_len: int,
+        batch_size: int = 32,
+        seed: int = 42,
+        start_step: int = 0,
+        epoch: int = 0,
+        epochs: int = 1,
+        overlap: int = 0,
+        dtype=None,
+        mesh=None,
+        data_sharding=None,
+        prefetch: int = 2,
+    ) -> "RoxxelStream":
+        """Shuffled batches [batch_size, seq_len + overlap]; see `RoxxelStream`."""
+        from roxxel.data.stream import RoxxelStream
+
+        return RoxxelStream(
+            self,
+            seq_len=seq_len,
+            batch_size=batch_size,
+            seed=seed,
+            start_step=start_step,
+            epoch=epoch,
+            epochs=epochs,
+            overlap=overlap,
+            dtype=dtype,
+            mesh=mesh,
+            data_sharding=data_sharding,
+            prefetch=prefetch,
+        )
+
+    def _opened(self) -> ShardReader:
+        reader = self._reader
+        if reader is not None:
+            return reader
+        with self._lock:
+            if self._reader is None:
+                self._reader = _open(self._location)
+            return self._reader
+
+
+def _open(location: str | list[str]) -> ShardReader:
+    _finish_interrupted_publishing(location)
+    files = paths.find(location)
+    if not files:
+        raise paths.MissingShardsError(
+            f"no shards at {location!r}; write them there with Roxxel.write, or correct"
+            " the path."
+        )
+    shards = modes.read_shards(files)
+    if isinstance(location, str) and not modes.is_complete(shards):
+        logging.warning(
+            "%s: %d shards of a write that did not finish, or some are missing. To"
+            " have all data, write again with mode='overwrite'.",
+            location,
+            len(shards),
+        )
+    filled = [shard for shard in shards if shard.records]
+    return ShardReader(shards, (filled or shards)[0].dtype)
+
+
+def _finish_interrupted_publishing(location: str | list[str]) -> None:
+    try:
+        target = paths.write_target(location, numbered=True)
+    except ConfigError:  # a list, a folder or a pattern that is only read
+        return
+    publish.finish_publishing(target)
+
+
+def _parse_dtype(dtype) -> np.dtype:
+    try:
+        return dtypes.parse(dtype)
+    except ValueError as err:
+        raise ConfigError(f"{err}.") from err
