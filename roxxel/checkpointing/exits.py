@@ -9,6 +9,7 @@ import atexit
 import concurrent.futures.thread as thread_pools
 import logging
 import os
+import pathlib
 import sys
 import threading
 from typing import Protocol
@@ -16,29 +17,42 @@ from typing import Protocol
 from absl import logging as absl_logging
 
 
-class _Waits(Protocol):
-    def wait(self) -> None: ...
+class Writer(Protocol):
+    """What this module knows of one that writes to the directory `root`."""
+
+    root: pathlib.Path
+
+    def wait(self) -> None:
+        """Waits for the write in progress and raises its error."""
+
+    def join(self) -> None:
+        """Waits for the write in progress."""
 
 
-_pending: set[_Waits] = set()
+_pending: set[Writer] = set()
 
 
-def track(checkpointer: _Waits) -> None:
-    """Keeps `checkpointer` alive and waited for until `untrack`."""
-    _pending.add(checkpointer)
+def track(writer: Writer) -> None:
+    """Keeps `writer` alive and waited for until `untrack`."""
+    _pending.add(writer)
 
 
-def untrack(checkpointer: _Waits) -> None:
-    """Its writes have ended and their outcome was reported."""
-    _pending.discard(checkpointer)
+def untrack(writer: Writer) -> None:
+    """Its write has ended and the outcome was reported."""
+    _pending.discard(writer)
+
+
+def pending() -> list[Writer]:
+    """Writers of this process with a write in progress, or an error not yet told."""
+    return list(_pending)
 
 
 def _finish() -> None:
     _join_user_threads()
     failed = False
-    for checkpointer in list(_pending):
+    for writer in pending():
         try:
-            checkpointer.wait()
+            writer.wait()
         except Exception as err:
             absl_logging.error("At exit: %s", err)
             failed = True
@@ -56,7 +70,7 @@ def _join_user_threads() -> None:
         own = thread is threading.current_thread()
         pool = type(thread).__module__.startswith("concurrent.futures")
         if not (own or pool or thread.daemon or thread in workers):
-            thread.join()
+            threading.Thread.join(thread)  # not an override: Orbax's raises errors
 
 
 def _exit_with_failure() -> None:

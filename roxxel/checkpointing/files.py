@@ -192,11 +192,11 @@ def prune(root: pathlib.Path, keep: Keep) -> None:
 
 
 def clean(root: pathlib.Path) -> None:
-    """Finishes or removes what a killed process left: once, before the first save."""
+    """Finishes or removes what a killed process or a failed save left."""
     for path in list(root.iterdir()) if root.is_dir() else []:
         unfinished = re.fullmatch(r"\d+(\.new)?\.orbax-checkpoint-tmp.*", path.name)
         if unfinished or re.fullmatch(r"\d+(\.new)?\.old", path.name):
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)
         elif match := re.fullmatch(r"(\d+)\.new", path.name):
             if isinstance(inspect(path), Step):
                 _promote(root, int(match[1]))

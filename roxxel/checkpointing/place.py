@@ -12,9 +12,9 @@ def resolve(path: str | os.PathLike, *, writable: bool) -> pathlib.Path:
     Raises:
       ConfigError: a file is in the way, or the place cannot be written.
     """
-    text = os.fspath(path)
-    if not isinstance(text, str) or not text:
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise ConfigError(f"checkpoint_path must be a path, got {path!r}.")
+    text = os.fsdecode(path)
     if "://" in text:
         raise ConfigError(
             f"checkpoint_path {text!r} is a URL; expected a directory. Mount the "

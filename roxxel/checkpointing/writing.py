@@ -15,7 +15,7 @@ class Writer:
     """Writes steps of one directory; the lead process completes and prunes them."""
 
     def __init__(self, root: pathlib.Path, keep: files.Keep):
-        self._root = root
+        self.root = root
         self._keep = keep
         self._orbax: ocp.AsyncCheckpointer | None = None
         self._thread: threading.Thread | None = None
@@ -33,9 +33,11 @@ class Writer:
         assert self._thread is None
         lead = jax.process_index() == 0
         try:
-            orbax = self._opened(lead)
+            orbax = self._opened()
+            if lead:
+                files.clean(self.root)
             orbax.save(
-                files.staging(self._root, number),
+                files.staging(self.root, number),
                 args=ocp.args.Composite(state=ocp.args.PyTreeSave(arrays)),
                 force=True,
             )
@@ -47,42 +49,47 @@ class Writer:
         exits.track(self)
         self._thread.start()
 
-    def _opened(self, lead: bool) -> ocp.AsyncCheckpointer:
+    def _opened(self) -> ocp.AsyncCheckpointer:
         """Made at the first save only: it asks jax for the processes."""
         if self._orbax is None:
             handler = ocp.PyTreeCheckpointHandler()
             composite = ocp.CompositeCheckpointHandler(state=handler)
             self._orbax = ocp.AsyncCheckpointer(composite)
-            if lead:
-                files.clean(self._root)
         return self._orbax
 
     def _finish(self, orbax, number: int, record: dict | None) -> None:
         try:
             orbax.wait_until_finished()
             if record is not None:
-                files.commit(self._root, number, record)
-                files.prune(self._root, self._keep)
+                files.commit(self.root, number, record)
+                files.prune(self.root, self._keep)
         except BaseException as err:
             self._error = err
 
     def wait(self) -> None:
-        """Waits for the write in progress.
+        """Waits for the write in progress, also for that of another writer here.
 
         Raises:
-          CheckpointError: it failed; names its step. Raised once.
+          CheckpointError: its own write failed; names the step. Raised once.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        for writer in exits.pending():
+            if writer.root == self.root:
+                writer.join()
+        self._thread = None
         exits.untrack(self)
         error, self._error = self._error, None
         if error is not None:
             raise self._failure(self._number, error) from error
 
+    def join(self) -> None:
+        """Waits for the write in progress and leaves its outcome to `wait`."""
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+
     def _failure(self, number: int, error: BaseException) -> files.CheckpointError:
         return files.CheckpointError(
-            f"checkpoint of step {number} was not written to {self._root}: "
+            f"checkpoint of step {number} was not written to {self.root}: "
             f"{type(error).__name__}: {error}"
         )
 
