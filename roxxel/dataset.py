@@ -12,8 +12,8 @@ import numpy as np
 from absl import logging
 
 from roxxel.data import dtypes, modes, paths, publish, steps
+from roxxel.data.layout import Layout
 from roxxel.data.reader import ShardReader
-from roxxel.data.writer import Layout
 from roxxel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ class Roxxel:
         """
         if isinstance(items, str | bytes | bytearray | dict):
             raise TypeError(
-                f"items must be an iterable of documents, got one {type(items).__name__}"
-                "; wrap it in a list"
+                "items must be an iterable of documents, got one"
+                f" {type(items).__name__}; wrap it in a list"
             )
         layout = Layout(
             block_size=block_size,
@@ -195,9 +195,8 @@ class Roxxel:
         They do for integers that int32 does not always hold.
         """
         noted = [s.extension.get("range") for s in self._opened().shards if s.records]
-        if not noted or not all(isinstance(r, list) and len(r) == 2 for r in noted):
-            return ()
-        return min(low for low, _ in noted), max(high for _, high in noted)
+        values = [value for pair in noted if pair for value in pair]
+        return (min(values), max(values)) if noted and all(noted) else ()
 
     def elements(self, start: int, stop: int) -> np.ndarray:
         """A copy of elements [start, stop) of the virtual sequence.
@@ -230,13 +229,15 @@ class Roxxel:
             ValueError: A value does not fit `dtype` exactly; names it.
         """
         reader = self._opened()
+        seq_len = steps.positive("seq_len", seq_len)
+        overlap = steps.not_negative("overlap", overlap)
         wanted = reader.dtype if dtype is None else _parse_dtype(dtype)
         dtypes.check_castable(reader.dtype, wanted)
         count = steps.num_rows(reader.num_elements, seq_len, overlap)
         ids = np.asarray(row_ids).astype(np.int64, casting="safe")
-        if ids.size and not (0 <= int(ids.min()) and int(ids.max()) < count):
+        if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= count):
             raise IndexError(f"rows {ids.min()} to {ids.max()}, there are {count}")
-        return reader.rows(ids, int(seq_len), int(overlap), wanted)
+        return reader.rows(ids, seq_len, overlap, wanted)
 
     def estimate_steps(self, seq_len: int, batch_size: int, overlap: int = 0) -> int:
         """Steps of one epoch: whole batches of `batch_size` rows."""

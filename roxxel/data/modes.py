@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from roxxel.data import items, paths, publish, rox_format
+from roxxel.data.layout import Layout
 from roxxel.data.reader import ShardReader
-from roxxel.data.writer import Layout, write_shards
+from roxxel.data.writer import write_shards
 from roxxel.errors import ConfigError, ShardFormatError
 
 MODES = ("new", "skip", "append", "overwrite")
@@ -94,7 +95,7 @@ def _layout_of_append(shards: list[rox_format.Shard], layout: Layout) -> Layout:
     if not filled:
         return dataclasses.replace(layout, metadata=metadata)
     dtype, extension = filled[-1].dtype, filled[-1].extension
-    if layout.dtype not in (None, dtype):
+    if layout.dtype is not None and layout.dtype != dtype:
         raise ConfigError(
             f"cannot append {layout.dtype.name} to {filled[-1].path}, which holds"
             f" {dtype.name}; leave dtype out or use mode='overwrite'."

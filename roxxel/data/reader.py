@@ -164,8 +164,10 @@ class _Region:
         self._size = int(ends[-1]) if shards else mmap.PAGESIZE
         self._lock = threading.Lock()
         self._is_mapped = np.zeros(len(shards), bool)
-        self._memory: mmap.mmap | None = None
-        self._base = 0
+        flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
+        self._memory = mmap.mmap(-1, self._size, flags=flags, prot=mmap.PROT_READ)
+        first = np.frombuffer(self._memory, np.uint8, 1)
+        self._base = first.__array_interface__["data"][0]
 
     def map_all(self, shard_ids: np.ndarray) -> None:
         """Maps the shards that are not mapped yet."""
@@ -182,8 +184,6 @@ class _Region:
         if self._is_mapped[k]:
             return
         with self._lock:
-            if self._memory is None:
-                self._reserve()
             if not self._is_mapped[k]:
                 self._map_file(self._shards[k], self._base + int(self.offsets[k]))
                 self._is_mapped[k] = True
@@ -206,12 +206,6 @@ class _Region:
         at = int(self.offsets[k])
         raw = np.frombuffer(self._memory, np.uint8, end - begin, at + begin)
         return raw.copy()
-
-    def _reserve(self) -> None:
-        flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
-        self._memory = mmap.mmap(-1, self._size, flags=flags, prot=mmap.PROT_READ)
-        view = np.frombuffer(self._memory, np.uint8, 1)
-        self._base = view.__array_interface__["data"][0]
 
     def _map_file(self, shard: rox_format.Shard, address: int) -> None:
         fd = os.open(shard.path, os.O_RDONLY)

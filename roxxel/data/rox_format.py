@@ -101,7 +101,7 @@ def read_shard(path: str | os.PathLike) -> Shard:
             expected.
         FileNotFoundError: There is no such file.
     """
-    path = os.fspath(path)
+    path = str(os.fspath(path))
     with open(path, "rb", buffering=0) as file:
         return _Parser(path, file.fileno()).parse()
 
@@ -209,7 +209,8 @@ class _Parser:
     def _parse_body(self, body: bytes, crc: int) -> dict:
         if zlib.crc32(body) != crc:
             raise self._error(
-                f"its extension has CRC-32 {zlib.crc32(body):#010x}, expected {crc:#010x}"
+                f"its extension has CRC-32 {zlib.crc32(body):#010x}, expected"
+                f" {crc:#010x}"
             )
         try:
             extension = json.loads(body)
@@ -244,6 +245,13 @@ class _Parser:
                 f"{records} blocks of {block_bytes} bytes are not the {payload} payload"
                 " bytes of its footer"
             )
+        limits = np.iinfo(dtype) if dtype.kind in "iu" else None
+        noted = extension.get("range")
+        if noted is not None and not (limits and _is_range(noted, limits)):
+            raise self._error(
+                f"its extension has the range {noted!r:.60}, expected two integers of"
+                f" {dtype.name}"
+            )
         if elements < 0 or not 0 <= padding <= max(0, block_bytes - 1):
             raise self._error(
                 f"its extension counts {elements} elements of {dtype.name} in {payload}"
@@ -263,3 +271,11 @@ class _Parser:
 
     def _error(self, what: str) -> ShardFormatError:
         return ShardFormatError(f"{self._path}: {self._size} bytes, {what}.")
+
+
+def _is_range(noted, limits: np.iinfo) -> bool:
+    return (
+        isinstance(noted, list)
+        and [type(value) for value in noted] == [int, int]
+        and limits.min <= noted[0] <= noted[1] <= limits.max
+    )

@@ -62,9 +62,9 @@ class Grid:
         not_negative("start_step", self.start_step)
         if self.num_rows < self.batch_size:
             raise ConfigError(
-                f"{self.num_rows} windows < batch {self.batch_size}: the data set is too"
-                " small for one batch; use a smaller batch_size or seq_len, or more"
-                " data."
+                f"{self.num_rows} windows < batch {self.batch_size}: the data set is"
+                " too small for one batch; use a smaller batch_size or seq_len, or"
+                " more data."
             )
         if self.start_step > self.end_step:
             raise ConfigError(

@@ -4,20 +4,19 @@ A batch is a function of (data, seed, epoch, step) and of the sizes: never of pr
 devices, threads or prefetch. jax is imported only when batches are placed on devices.
 """
 
-import dataclasses
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roxxel.data import dtypes, order, steps
+from roxxel.data import order, steps
+from roxxel.data.batches import Batches, resolve_dtype
 from roxxel.data.prefetch import Prefetcher
 from roxxel.errors import ConfigError
 
 if TYPE_CHECKING:
     from roxxel.dataset import Roxxel
 
-_ORDER_WINDOW = 8192  # positions that are permuted at once: 0.3 ms
 _SAME_ON_RESUME = ("seed", "seq_len", "overlap", "fingerprint")
 
 
@@ -29,9 +28,9 @@ class RoxxelStream:
     `epoch` and lies in epoch `epoch + s // steps_per_epoch`. Iterating covers steps
     [start_step, epochs * steps_per_epoch) once; `len` is what remains of them.
 
-    Without `mesh` and `data_sharding` batches are numpy arrays of the whole batch, fresh
-    each time. With either they are global `jax.Array`s, for which a process reads only
-    the rows of its own devices. Constructing starts no thread and no jax backend.
+    Without `mesh` and `data_sharding` batches are numpy arrays of the whole batch,
+    fresh each time. With either they are global `jax.Array`s, for which a process reads
+    only the rows of its own devices. Constructing starts no thread and no jax backend.
 
     Args:
         dataset: A `Roxxel`; opened if it is not yet.
@@ -82,12 +81,12 @@ class RoxxelStream:
             epochs=steps.positive("epochs", epochs),
             start_step=steps.not_negative("start_step", start_step),
         )
-        self.dtype = _resolve_dtype(dataset, dtype)
+        self.dtype = resolve_dtype(dataset, dtype)
         self._placement: _Placement | None = None
         if mesh is not None or data_sharding is not None:
             self._placement = self._placed(mesh, data_sharding)
         self._next_step = self._grid.start_step
-        self._iterator: Iterator | None = None
+        self._iterator: Prefetcher | Generator | None = None
         self._is_closed = False
 
     @property
@@ -154,7 +153,7 @@ class RoxxelStream:
         step = steps.not_negative("step", step)
         return next(self._source().run(step, step + 1))
 
-    def steps(self, start: int, stop: int):
+    def steps(self, start: int, stop: int) -> Prefetcher | Generator:
         """The batches of steps [start, stop) made ahead; an iterator with `close`."""
         start = steps.not_negative("start", start)
         stop = steps.not_negative("stop", stop)
@@ -227,15 +226,15 @@ class RoxxelStream:
                 )
         return self._grid.step_at(position["epoch"], position["rows_in_epoch"])
 
-    def _source(self) -> "_Source":
-        return _Source(
+    def _source(self) -> Batches:
+        return Batches(
             dataset=self.dataset,
             grid=self._grid,
             seed=self.seed,
             seq_len=self.seq_len,
             overlap=self.overlap,
             dtype=self.dtype,
-            placement=self._placement,
+            place=self._placement.put if self._placement else None,
         )
 
     def _placed(self, mesh, data_sharding) -> "_Placement":
@@ -243,43 +242,6 @@ class RoxxelStream:
         _check_divides(sharding, self.batch_size, self.seq_len, self.overlap)
         shape = (self.batch_size, self.seq_len + self.overlap)
         return _Placement(sharding, shape, self.dtype)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Source:
-    """Makes batches; what a thread holds, so that streams can be collected."""
-
-    dataset: "Roxxel"
-    grid: steps.Grid
-    seed: int
-    seq_len: int
-    overlap: int
-    dtype: np.dtype
-    placement: "_Placement | None"
-
-    def run(self, start: int, stop: int) -> Iterator:
-        """The batches of steps [start, stop)."""
-        batch_size = self.grid.batch_size
-        while start < stop:
-            epoch, first = self.grid.locate(start)
-            count = min(
-                stop - start,
-                self.grid.steps_per_epoch - first // batch_size,
-                max(1, _ORDER_WINDOW // batch_size),
-            )
-            permutation = order.Permutation(self.grid.num_rows, self.seed, epoch)
-            ids = permutation(np.arange(first, first + count * batch_size))
-            for i in range(count):
-                yield self._batch(ids[i * batch_size : (i + 1) * batch_size])
-            start += count
-
-    def _batch(self, row_ids: np.ndarray):
-        if self.placement is None:
-            return self._rows(row_ids)
-        return self.placement.put(lambda start, stop: self._rows(row_ids[start:stop]))
-
-    def _rows(self, row_ids: np.ndarray) -> np.ndarray:
-        return self.dataset.rows(row_ids, self.seq_len, self.overlap, self.dtype)
 
 
 class _Placement:
@@ -318,34 +280,11 @@ class _Placement:
         """jax would silently cut 64-bit values to 32 bits."""
         import jax
 
-        if is_wrong or (self._dtype.itemsize == 8 and not jax.config.jax_enable_x64):
+        if is_wrong or jax.dtypes.canonicalize_dtype(self._dtype) != self._dtype:
             raise ConfigError(
                 f"batches of {self._dtype.name} need jax_enable_x64, which is off:"
                 " enable x64, leave dtype out for int32, or write the data in 32 bits."
             )
-
-
-def _resolve_dtype(dataset: "Roxxel", dtype) -> np.dtype:
-    stored = dataset.dtype
-    if dtype is None:
-        wanted = dtypes.batch_dtype(stored)
-    else:
-        try:
-            wanted = dtypes.parse(dtype)
-        except ValueError as err:
-            raise ConfigError(f"{err}.") from err
-    try:
-        dtypes.check_castable(stored, wanted)
-    except ValueError as err:
-        raise ConfigError(f"{err}.") from err
-    for value in dataset.value_range():
-        if dtypes.first_misfit(np.array([value], stored), wanted) is not None:
-            raise ConfigError(
-                f"the data hold {value} of dtype {stored.name}, which does not fit"
-                f" batches of {wanted.name}; pass dtype={stored.name!r} (on a device"
-                " this needs jax_enable_x64) or store int32."
-            )
-    return wanted
 
 
 def _resolve_sharding(mesh, data_sharding):
@@ -355,9 +294,10 @@ def _resolve_sharding(mesh, data_sharding):
     if data_sharding is None:
         data_sharding = spec(mesh.axis_names[0], None)
     if isinstance(data_sharding, jax.sharding.Sharding):
-        if mesh is not None and getattr(data_sharding, "mesh", mesh) != mesh:
+        other = getattr(data_sharding, "mesh", mesh)
+        if mesh not in (None, other):
             raise ConfigError(
-                f"data_sharding is over {data_sharding.mesh}, mesh is {mesh}; give one."
+                f"data_sharding is over {other}, mesh is {mesh}; give one of them."
             )
         return data_sharding
     if not isinstance(data_sharding, spec) or mesh is None:

@@ -1,0 +1,137 @@
+"""A run of elements cut into shards: knows files, not documents."""
+
+import os
+from io import FileIO
+
+import numpy as np
+
+from roxxel.data import paths, publish, rox_format
+from roxxel.data.layout import Layout, plain_values
+
+
+class ShardSink:
+    """Cuts a run of elements into shards; knows files, not documents.
+
+    All writes but the last hold whole blocks.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        target: paths.Target,
+        first_number: int,
+        *,
+        publish_each: bool,
+    ):
+        self.parts: list[tuple[str, str]] = []  # hidden name, final name
+        self._layout = layout
+        self._target = target
+        self._first_number = first_number
+        self._publish_each = publish_each
+        self._published: list[str] = []
+        self._file: FileIO | None = None
+        self._elements = 0  # in the shard that is open
+        self._range: list[int] | None = None  # of its values
+        self._dtype = layout.dtype or np.dtype(np.uint8)
+        self._separator = np.empty(0, self._dtype)
+        self._capacity: int | None = None
+
+    def begin(self, dtype: np.dtype, separator: np.ndarray) -> None:
+        """Tells what the elements are, before the first of them."""
+        self._dtype = dtype
+        self._separator = separator
+        blocks = self._layout.blocks_per_shard(dtype, separator)
+        if blocks is not None:
+            self._capacity = blocks * self._layout.block_elements(dtype)
+
+    def write(self, elements: np.ndarray) -> None:
+        """Appends elements, opening further shards as they fill."""
+        while elements.size:
+            if self._file is None or self._elements == self._capacity:
+                self._file = self._next_shard()
+            room = elements.size
+            if self._capacity is not None:
+                room = min(room, self._capacity - self._elements)
+            _write_all(self._file, elements[:room])
+            self._note_range(elements[:room])
+            self._elements += room
+            elements = elements[room:]
+
+    def finish(self) -> None:
+        """Completes the last shard; a data set without elements is one empty shard."""
+        if self._file is None:
+            self._file = self._next_shard()
+        self._complete(is_last=True)
+
+    def discard(self) -> None:
+        """Removes all that this write has made."""
+        if self._file is not None:
+            self._file.close()
+        publish.remove_all([part for part, _ in self.parts] + self._published)
+
+    def _next_shard(self) -> FileIO:
+        if self._file is not None:
+            self._complete(is_last=False)
+        final = self._target.single
+        if final is None:
+            final = self._target.path(self._first_number + len(self.parts))
+        part = publish.part_path(final)
+        self.parts.append((part, final))
+        self._elements = 0
+        self._range = None
+        return FileIO(part, "xb")
+
+    def _complete(self, *, is_last: bool) -> None:
+        assert self._file is not None
+        with self._file as file:
+            block = self._layout.block_elements(self._dtype)
+            records = -(-self._elements // block)
+            padding = records * block - self._elements
+            _write_all(file, np.full(padding, self._pad_value(), self._dtype))
+            _write_all(file, np.frombuffer(self._tail(records, is_last), np.uint8))
+            os.fsync(file.fileno())
+        self._file = None
+        if self._publish_each:
+            part, final = self.parts[-1]
+            publish.publish_one(part, final)
+            self._published.append(final)
+
+    def _tail(self, records: int, is_last: bool) -> bytes:
+        """Index, extension and footer of the shard that is open."""
+        facts = self._layout.extension(
+            self._dtype,
+            elements=self._elements,
+            separator=plain_values(self._separator) or None,
+            pad=plain_values(self._pad_value().reshape(1))[0],
+            range=self._range,
+            shard=len(self.parts) - 1,
+            last=is_last,
+        )
+        return rox_format.pack_tail(
+            records=records,
+            block_bytes=self._layout.block_size,
+            dtype=self._dtype,
+            extension=facts,
+        )
+
+    def _note_range(self, elements: np.ndarray) -> None:
+        """Keeps least and greatest value of integers that may not fit int32."""
+        if self._dtype.kind in "iu" and not np.can_cast(self._dtype, np.int32):
+            low, high = int(elements.min()), int(elements.max())
+            if self._range:
+                low, high = min(low, self._range[0]), max(high, self._range[1])
+            self._range = [low, high]
+
+    def _pad_value(self) -> np.ndarray:
+        if self._separator.size == 1:
+            return self._separator[0]
+        return np.zeros((), self._dtype)
+
+
+def _write_all(file: FileIO, elements: np.ndarray) -> None:
+    """Writes all bytes; a raw file may take fewer than it is given."""
+    if not elements.size:
+        return
+    view = elements.data.cast("B")
+    while view.nbytes:
+        view = view[file.write(view) :]
