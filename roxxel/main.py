@@ -155,8 +155,8 @@ def _build(found: "Experiment") -> Any:
     run = getattr(built, "run", None)
     if not callable(run):
         raise errors.ConfigError(
-            f"{found.name} builds a {type(built).__name__}, which has no method "
-            "run(workdir, run_info)."
+            f"{found.name} builds an object of type {type(built).__name__}, which has "
+            "no method run(workdir, run_info)."
         )
     return run
 

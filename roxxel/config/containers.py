@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from roxxel.config import hints, scalars
-from roxxel.config.scalars import MismatchError
+from roxxel.config.scalars import NOTHING, MismatchError
 
 Parser = Callable[[str, Any, Any], Any]
 
@@ -46,7 +46,7 @@ def parse(text: str, hint: Any, current: Any, parse_element: Parser) -> Any:
     elements = _element_hints(hint, current, len(words))
     held = list(current) if isinstance(current, (tuple, list)) else []
     values = [
-        parse_element(word, element, held[index] if index < len(held) else None)
+        parse_element(word, element, held[index] if index < len(held) else NOTHING)
         for index, (word, element) in enumerate(zip(words, elements, strict=True))
     ]
     return _finish(kind, values, current)
@@ -60,7 +60,7 @@ def element_hint(hint: Any, key: Any) -> Any:
     if kind is None:
         return hints.UNKNOWN
     if typing.is_typeddict(hint) or hasattr(kind, "_fields"):
-        return hints.strip(typing.get_type_hints(kind).get(key, hints.UNKNOWN))
+        return hints.strip(typing.get_type_hints(hint).get(key, hints.UNKNOWN))
     if not args:
         return hints.UNKNOWN
     if issubclass(kind, collections.abc.Mapping):
@@ -105,7 +105,7 @@ def _without_brackets(text: str, hint: Any) -> str:
     if text and _OPEN.get(text[0]) == text[-1] and _encloses(text):
         return text[1:-1].strip()
     if not text:
-        raise MismatchError(f"{hints.show(hint)}", "write () for an empty one")
+        raise MismatchError(f"{hints.show(hint)}", "Write () for an empty one.")
     return text
 
 
@@ -170,9 +170,11 @@ def _parse_mapping(text: str, hint: Any, current: Any, parse_element: Parser) ->
     result = {}
     for part in split(_without_brackets(text, hint)):
         key_text, value_text = _split_pair(part, hint)
-        key = parse_element(key_text, args[0], None) if args else _plain_key(key_text)
+        key = (
+            parse_element(key_text, args[0], NOTHING) if args else _plain_key(key_text)
+        )
         element = element_hint(hint, key)
-        result[key] = parse_element(value_text, element, held.get(key))
+        result[key] = parse_element(value_text, element, held.get(key, NOTHING))
     return result
 
 

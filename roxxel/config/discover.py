@@ -42,6 +42,11 @@ def names(package: str = DEFAULT_PACKAGE) -> list[str]:
     return sorted({*registered, *(found.name for found in in_package(package))})
 
 
+def place(package: str = DEFAULT_PACKAGE) -> str | None:
+    """The folder of a package, or None where it cannot be imported."""
+    return next((str(folder) for folder in _folders(package)), None)
+
+
 def load_by_name(name: str) -> registry.Entry | None:
     """The experiment called `name`: registered, in `experiments`, or advertised.
 
@@ -96,16 +101,19 @@ def _from_entry_point(name: str) -> registry.Entry | None:
 
 
 def _files(package: str) -> Iterator[Path]:
+    for folder in _folders(package):
+        for path in sorted(folder.glob("*.py")):
+            if not path.name.startswith("_"):
+                yield path
+
+
+def _folders(package: str) -> list[Path]:
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
-        return
-    if spec is None:
-        return
-    for folder in spec.submodule_search_locations or []:
-        for path in sorted(Path(folder).glob("*.py")):
-            if not path.name.startswith("_"):
-                yield path
+        return []
+    folders = spec.submodule_search_locations if spec is not None else None
+    return [Path(folder) for folder in folders or []]
 
 
 def _in_file(package: str, path: Path) -> list[Found]:

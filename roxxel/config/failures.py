@@ -10,7 +10,10 @@ MAX_LINES = 18  # of detail before the line that names the error
 PREFIX = "roxxel: error:"
 
 # Raised while objects are built, these mean that the configuration is wrong.
-BUILD_ERRORS = (ValueError, TypeError, OSError, ImportError, AttributeError, KeyError)
+BUILD_ERRORS = (
+    *(ValueError, TypeError, ModuleNotFoundError),
+    *(FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError),
+)
 _FIDDLE_PATH = re.compile(
     r"failed to construct or call (?P<target>\S+) at <root>(?P<path>\S*)"
 )
@@ -51,7 +54,7 @@ def from_build(error: BaseException) -> errors.ConfigError | None:
         return errors.ConfigError(f"{where}{_own_message(base)}")
     text = f"{where}{imports.one_line(base)}"
     if not isinstance(base, OSError):
-        text = f"{text} (raised at {imports.location(error)})"
+        text = f"{text} (at {imports.location(error)}; --traceback shows all)"
     return errors.ConfigError(text)
 
 

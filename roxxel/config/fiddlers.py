@@ -40,7 +40,7 @@ def apply(
         return root
     if not isinstance(result, fdl.Buildable):
         raise ConfigError(
-            f"{flag}: the fiddler returned a {type(result).__name__}; expected None "
+            f"{flag}: the fiddler returned {suggest.shown(result)}; expected None "
             "or a fdl.Config."
         )
     return result
@@ -101,6 +101,6 @@ def _call(
     except ConfigError as err:
         raise ConfigError(f"{flag}: {err}") from err
     except Exception as err:
-        where = imports.location(err)
+        where = imports.location(err, within=imports.file_of(function))
         message = f"{flag}: failed at {where}: {imports.one_line(err)}"
         raise ConfigError(message) from err

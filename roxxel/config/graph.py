@@ -19,6 +19,17 @@ from roxxel.errors import ConfigError
 UNSET = fdl.NO_VALUE
 
 
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """The default of a field that a function makes when the object is built.
+
+    It is called only to set something inside of its result: it might be slow, or touch
+    a device.
+    """
+
+    factory: Callable[..., Any]
+
+
 @dataclasses.dataclass
 class Slot:
     """One field of a graph: what it holds, its annotation, how to replace it.
@@ -65,7 +76,7 @@ def fields(node: fdl.Buildable) -> list[str]:
 
 
 def default_of(node: fdl.Buildable, name: str) -> Any:
-    """The default of a field that is not set; a sub-graph for a default factory."""
+    """The default of a field that is not set; `Made` where a function makes it."""
     for field in _dataclass_fields(fdl.get_callable(node)):
         if field.name == name and field.default_factory is not dataclasses.MISSING:
             return _from_factory(field.default_factory)
@@ -98,7 +109,7 @@ def _step(parent: Slot, element: paths.Key, where: str) -> Slot:
     if value is UNSET:
         raise ConfigError(f"{where} has no value yet, so nothing in it can be set.")
     raise ConfigError(
-        f"{where} is {suggest.shown(value)}, a {type(value).__name__}; "
+        f"{where} is {suggest.shown(value)} of type {type(value).__name__}; "
         f"it has no {_shown(element)}."
     )
 
@@ -106,6 +117,8 @@ def _step(parent: Slot, element: paths.Key, where: str) -> Slot:
 def _configured(parent: Slot) -> Any:
     """The parent's value, put into the graph where it was only a default."""
     value = parent.value
+    if isinstance(value, Made):
+        value = parent.value = _call(value.factory)
     if isinstance(value, fdl.Buildable):
         if not parent.held:
             parent.replace(value)
@@ -252,13 +265,16 @@ def _from_factory(factory: Callable[..., Any]) -> Any:
     buildable = getattr(factory, "as_buildable", None)
     if buildable is not None:
         return buildable()
-    if isinstance(factory, type):
+    if isinstance(factory, type) and dataclasses.is_dataclass(factory):
         return fdl.Config(factory)
+    return Made(factory)
+
+
+def _call(factory: Callable[..., Any]) -> Any:
     try:
-        value = factory()
+        return fdl.Config(factory) if isinstance(factory, type) else factory()
     except Exception as err:
         raise ConfigError(f"its default factory {factory!r} failed: {err}") from err
-    return value
 
 
 def _from_instance(instance: Any) -> fdl.Buildable:

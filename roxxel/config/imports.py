@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
 from types import ModuleType
@@ -128,7 +129,7 @@ def one_line(error: BaseException) -> str:
         text = f"key {error.args[0]!r}"
     else:
         text = str(error)
-    text = " ".join(text.split())
+    text = re.sub(r" on <(Config|Partial)\[.*", "", " ".join(text.split()))
     if len(text) > 300:
         text = f"{text[:297]}..."
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -18,7 +18,7 @@ from typing import Any
 import fiddle as fdl
 from fiddle.experimental import serialization
 
-from roxxel.config import encode, imports
+from roxxel.config import encode, imports, suggest
 from roxxel.errors import ConfigError
 
 MAX_FILE_BYTES = 64 * 1024**2
@@ -77,7 +77,7 @@ def load_file(
     data = _parsed(content, flag)
     config = _deserialized(content, _Policy(trusted, trust_all), flag)
     if not isinstance(config, fdl.Buildable):
-        raise ConfigError(f"{flag}: holds a {type(config).__name__}, not a fdl.Config.")
+        raise ConfigError(f"{flag}: holds {suggest.shown(config)}, not a fdl.Config.")
     section = data.get("roxxel")
     section = section if isinstance(section, dict) else {}
     name = str(section.get("experiment") or path.resolve().parent.name)

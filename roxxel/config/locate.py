@@ -100,8 +100,8 @@ def _in_module(module: ModuleType, rest: list[str], name: str) -> Located:
         return _of_module(value)
     if not callable(value):
         raise ConfigError(
-            f"--fdl_config={name} is a {type(value).__name__}, not a function that "
-            "returns a fdl.Config."
+            f"--fdl_config={name} is of type {type(value).__name__}; expected a "
+            "function that returns a fdl.Config."
         )
     return Located(registry.name_of(value), value)
 
@@ -120,22 +120,24 @@ def _not_in_module(module: ModuleType, owner: Any, part: str, name: str) -> str:
         kind = "package" if hasattr(module, "__path__") else "module"
         text = f"--fdl_config={name}: the {kind} {module.__name__} has no experiment"
         return f"{text} {part!r}.{_choice(module, part)}"
-    return f"--fdl_config={name}: {owner!r} has no {part!r}."
+    owner_name = getattr(owner, "__qualname__", type(owner).__name__)
+    return f"--fdl_config={name}: {owner_name} has no {part!r}."
 
 
 def _choice(module: ModuleType, wrong: str = "") -> str:
     options = {entry.name for entry in discover.of_module(module)}
     if hasattr(module, "__path__"):
         options |= {found.name for found in discover.in_package(module.__name__)}
-    if not options:
-        options = {
-            name
-            for name, value in vars(module).items()
-            if inspect.isfunction(value)
-            and value.__module__ == module.__name__
-            and not name.startswith("_")
-        }
-    return suggest.did_you_mean(wrong, options)
+    functions = {
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+    }
+    if suggest.close_matches(wrong, options | functions):
+        return suggest.did_you_mean(wrong, options | functions)
+    return suggest.did_you_mean(wrong, options or functions)
 
 
 def _no_such(name: str) -> str:
@@ -148,6 +150,6 @@ def _no_such(name: str) -> str:
             return f"{text} Did you mean {discover.DEFAULT_PACKAGE}.{rest}?"
         dotted = [f"{discover.DEFAULT_PACKAGE}.{option}" for option in options]
         return text + suggest.did_you_mean(name, dotted)
-    text = f"--fdl_config={name}: there is no experiment {name!r} in the package "
-    text += f"{discover.DEFAULT_PACKAGE} of {os.getcwd()}."
+    text = f"--fdl_config={name}: there is no experiment {name!r}; looked in "
+    text += f"{discover.place() or f'{os.getcwd()}, which has no package experiments'}."
     return text + suggest.did_you_mean(name, options)

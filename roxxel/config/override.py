@@ -1,7 +1,6 @@
 """Setting one value of a graph from text, and saying what is wrong when it fails."""
 
 import contextlib
-import inspect
 from collections.abc import Generator
 from typing import Any
 
@@ -9,7 +8,7 @@ import fiddle as fdl
 from fiddle import history
 
 from roxxel.config import graph, hints, suggest, values
-from roxxel.config.scalars import MismatchError
+from roxxel.config.scalars import NOTHING, MismatchError
 from roxxel.errors import ConfigError
 
 
@@ -44,27 +43,34 @@ def typed(slot: graph.Slot, text: str, *, where: str, flag: str) -> Any:
     Raises:
       ConfigError: one line naming flag, field, value and expected type.
     """
-    current = None if slot.value is graph.UNSET else slot.value
+    is_known = slot.value is not graph.UNSET and not isinstance(slot.value, graph.Made)
+    current = slot.value if is_known else NOTHING
     hint = _dtype_by_name(slot, current)
     try:
         return values.parse(text, hint, current)
     except MismatchError as err:
-        hint_text = f"; {err.hint}" if err.hint else ""
-        raise ConfigError(
-            f"{flag}: {where} expected {err.expected}, got {suggest.shown(text)}"
-            f"{_because(slot)}{hint_text}"
-        ) from err
+        got = f"got {suggest.shown(text)}{_because(slot)}"
+        message = f"{flag}: {where} expected {err.expected}, {got}.{err.advice}"
+        raise ConfigError(message) from err
     except ConfigError as err:
         raise ConfigError(f"{flag}: {err}") from err
 
 
 def _dtype_by_name(slot: graph.Slot, current: Any) -> Any:
     """A field called `dtype` without any known type holds a dtype."""
-    if slot.hint is hints.UNKNOWN and current is None and slot.name.endswith("dtype"):
+    if (
+        slot.hint is hints.UNKNOWN
+        and _is_nothing(current)
+        and slot.name.endswith("dtype")
+    ):
         import numpy as np
 
         return np.dtype
     return slot.hint
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is None or value is NOTHING
 
 
 def _because(slot: graph.Slot) -> str:
@@ -72,7 +78,7 @@ def _because(slot: graph.Slot) -> str:
     value = slot.value
     if slot.hint is not hints.UNKNOWN or isinstance(value, fdl.Buildable):
         return ""
-    if value is graph.UNSET or value is None or value is inspect.Parameter.empty:
+    if value is graph.UNSET or _is_nothing(value):
         return ""
     return f" (it has no annotation and holds {suggest.shown(value)})"
 

@@ -136,7 +136,7 @@ def _made(located: locate.Located, call: calls.Call, flag: str) -> fdl.Buildable
     result = _called(function, values, flag)
     if isinstance(result, fdl.Buildable):
         return result
-    got = "None" if result is None else f"{suggest.shown(result)}, a {_kind(result)}"
+    got = suggest.shown(result)
     raise ConfigError(
         f"{flag}: {located.dotted} returned {got}; expected a fdl.Config. "
         "An experiment is a function that returns one."
@@ -173,7 +173,3 @@ def _called(function: Callable[..., Any], values: dict, flag: str) -> Any:
         where = imports.location(err, within=imports.file_of(function))
         message = f"{flag}: failed at {where}: {imports.one_line(err)}"
         raise ConfigError(message) from err
-
-
-def _kind(value: Any) -> str:
-    return type(value).__name__

@@ -5,6 +5,7 @@ Each parser returns the value or raises `MismatchError` saying what was expected
 
 import ast
 import enum
+import inspect
 import operator
 import re
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from typing import Any
 from roxxel.config import suggest
 
 MAX_INT_BITS = 4096  # of a computed integer such as 2**20
+
+NOTHING = inspect.Parameter.empty  # in place of the current value of an unset field
 
 _TRUE = {"true", "yes", "1", "on"}
 _FALSE = {"false", "no", "0", "off"}
@@ -36,6 +39,11 @@ class MismatchError(ValueError):
         super().__init__(f"expected {expected}")
         self.expected = expected
         self.hint = hint
+
+    @property
+    def advice(self) -> str:
+        """The hint as a sentence to append, or nothing."""
+        return f" {self.hint[0].upper()}{self.hint[1:]}" if self.hint else ""
 
 
 def unquote(text: str) -> str:
@@ -76,13 +84,13 @@ def parse_int(text: str) -> int:
             if number.adjusted() * 4 > MAX_INT_BITS:
                 raise MismatchError("int of a sensible size")
             return int(number)
-        raise MismatchError("int", "it is not a whole number")
+        raise MismatchError("int", "It is not a whole number.")
     except InvalidOperation:
         value = _arithmetic(word)
     if value is None:
         raise MismatchError("int")
     if value != int(value):
-        raise MismatchError("int", "it is not a whole number")
+        raise MismatchError("int", "It is not a whole number.")
     return int(value)
 
 
@@ -107,7 +115,7 @@ def parse_path(text: str, kind: type[PurePath] = Path) -> PurePath:
     """A path; `~` at its start is the home directory."""
     word = unquote(text)
     if not word.strip():
-        raise MismatchError("a path", "the text is empty")
+        raise MismatchError("a path", "The text is empty.")
     path = kind(word)
     return path.expanduser() if isinstance(path, Path) else path
 

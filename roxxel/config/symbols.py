@@ -39,9 +39,9 @@ def parse_callable(text: str, hint: Any, current: Any) -> Any:
     if _is_fragment(value):
         return _call_fragment(value, calls.Call(name=word))
     if typing.get_origin(hint) is type and not isinstance(value, type):
-        raise MismatchError(hints.show(hint), f"{word} is not a class")
+        raise MismatchError(hints.show(hint), f"{word} is not a class.")
     if not callable(value):
-        raise MismatchError("a function or class", f"{word} is a {_kind(value)}")
+        raise MismatchError("a function or class", f"{word} is of type {_kind(value)}.")
     return value
 
 
@@ -117,21 +117,21 @@ def _argument(
             f"{call.name} has no argument {name!r}."
             f"{suggest.did_you_mean(name, parameters, what='arguments')}"
         )
-    default = parameter.default if parameter is not None else None
-    current = None if default is inspect.Parameter.empty else default
+    current = parameter.default if parameter is not None else scalars.NOTHING
     try:
         return values.parse(text, hints.of_field(function, name), current)
     except MismatchError as err:
-        hint = f" {err.hint}" if err.hint else ""
-        raise ConfigError(
-            f"{call.name}({name}={text}): expected {err.expected}, got {text!r}.{hint}"
-        ) from err
+        where = f"{call.name}({name}={text})"
+        message = f"{where}: expected {err.expected}, got {text!r}.{err.advice}"
+        raise ConfigError(message) from err
 
 
 def _subgraph(call: calls.Call, kind: type[fdl.Buildable]) -> Any:
     target = _lookup(call.name, None)
     if not callable(target):
-        raise MismatchError("a function or class", f"{call.name} is a {_kind(target)}")
+        raise MismatchError(
+            "a function or class", f"{call.name} is of type {_kind(target)}."
+        )
     if _is_fragment(target):
         return _call_fragment(target, call)
     return kind(target, **bind(target, call))

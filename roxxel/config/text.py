@@ -100,8 +100,10 @@ def _walk_fields(node: fdl.Buildable, path: str, seen: dict) -> Iterator[Line]:
         value = graph.default_of(node, name)
         if value is graph.UNSET:
             yield Line(child, NO_VALUE, marks)
+        elif isinstance(value, graph.Made):
+            yield Line(child, _made_by(value.factory), (DEFAULT_MARK, *marks))
         else:
-            yield Line(child, _default_text(value), (DEFAULT_MARK, *marks))
+            yield from _walk(value, child, {}, (DEFAULT_MARK, *marks))
     for key in sorted(key for key in node.__arguments__ if isinstance(key, int)):
         yield from _walk(node.__arguments__[key], f"{path}[{key}]", seen, ())
 
@@ -123,10 +125,8 @@ def _sorted_tags(tags: dict, name: str) -> list[Any]:
     return sorted(tags.get(name, ()), key=lambda tag: tag.__name__)
 
 
-def _default_text(value: Any) -> str:
-    if isinstance(value, fdl.Buildable):
-        return f"<{show_target(value)}>"
-    return show_value(value)
+def _made_by(factory: Any) -> str:
+    return f"<made by {_dotted(factory)}>"
 
 
 def _has_nodes(value: Any) -> bool:

@@ -7,7 +7,6 @@ the text is read as a Python literal, or else kept as text.
 import collections.abc
 import enum
 import functools
-import inspect
 import os
 import sys
 import types
@@ -19,7 +18,7 @@ from typing import Any
 import fiddle as fdl
 
 from roxxel.config import containers, dtypes, hints, scalars, suggest, symbols
-from roxxel.config.scalars import MismatchError
+from roxxel.config.scalars import NOTHING, MismatchError
 
 _SCALARS: dict[Any, Callable[[str], Any]] = {
     bool: scalars.parse_bool,
@@ -29,27 +28,28 @@ _SCALARS: dict[Any, Callable[[str], Any]] = {
     bytes: scalars.parse_bytes,
 }
 # Unions are tried from the most to the least particular; text fits anything.
-_UNION_ORDER = [int, float, bool, enum.Enum, bytes]
+_UNION_ORDER = [int, float, bool, bytes]
 _RANK_OF_OTHERS, _RANK_OF_TEXT = 10, 20
 
 
-def parse(text: str, hint: Any, current: Any = None) -> Any:
+def parse(text: str, hint: Any, current: Any = NOTHING) -> Any:
     """The value that `text` means for a field.
 
     Args:
       text: as typed, with the shell's quotes gone.
       hint: the field's annotation, or `hints.UNKNOWN`.
-      current: what the field holds now, or its default.
+      current: what the field holds now, or its default; `NOTHING` where it has none.
 
     Raises:
       MismatchError: saying what was expected.
     """
     hint = hints.strip(hint)
+    was_none, current = current is None, None if current is NOTHING else current
     if hint is hints.UNKNOWN:
         return _parse_like(text, current)
     members = hints.members(hint)
     strict = str in members and not dtypes.is_dtype_hint(hint)
-    may_be_none = type(None) in members or (current is None and hint is not str)
+    may_be_none = type(None) in members or (was_none and hint is not str)
     if may_be_none and scalars.is_none(
         text, strict=strict or type(None) not in members
     ):
@@ -104,10 +104,7 @@ def _rank(member: Any, current: Any) -> int:
         return _RANK_OF_TEXT
     if _is_path_hint(member):  # text will do, unless a path is there already
         return _RANK_OF_TEXT + (-1 if isinstance(current, PurePath) else 1)
-    for position, kind in enumerate(_UNION_ORDER):
-        if isinstance(member, type) and issubclass(member, kind):
-            return position
-    return _RANK_OF_OTHERS
+    return _UNION_ORDER.index(member) if member in _UNION_ORDER else _RANK_OF_OTHERS
 
 
 def _parse_choice(text: str, options: tuple[Any, ...]) -> Any:
@@ -123,7 +120,7 @@ def _parse_choice(text: str, options: tuple[Any, ...]) -> Any:
 
 def _parse_like(text: str, current: Any) -> Any:
     """The value of a field that has no annotation, by what it holds."""
-    if current is None or current is inspect.Parameter.empty:
+    if current is None:
         return _call_or_literal(text)
     if type(current) in _SCALARS:
         return _SCALARS[type(current)](text)

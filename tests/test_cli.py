@@ -1,0 +1,206 @@
+"""The command line as users start it, and the exit codes that schedulers act on."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from roxxel import main as main_lib
+from roxxel.config import run_info
+
+TOY = "--fdl_config=toy_experiments.basic.full"
+TESTS = Path(__file__).parent
+
+
+@pytest.fixture
+def cli(run_python):
+    """Runs `python -m roxxel.main FLAGS...` in a new process and folder."""
+
+    def run(*flags, path=(TESTS.parent, TESTS), **kwargs):
+        env = {"PYTHONPATH": ":".join(map(str, path))}
+        return run_python("-m", "roxxel.main", *flags, env=env, **kwargs)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "last_line"),
+    [
+        ("ok", 0, None),  # run() returns None
+        ("0", 0, None),
+        ("3", 3, None),  # run() returns the code itself
+        ("42", 42, None),
+        ("crash", 1, "RuntimeError: boom in the loop"),
+        ("value", 1, "ValueError: not a configuration error: raised while running"),
+        ("config", 2, "roxxel: error: the data set is empty"),
+        ("shard", 2, "roxxel: error: a.rox: not a shard"),
+        ("diverged", 3, "roxxel: error: loss is nan at step 57 (exit code 3)"),
+        ("preempted", 42, "stopped at step 12 after saving (exit code 42)"),
+        ("interrupt", 130, "roxxel: error: interrupted."),
+    ],
+)
+def test_exit_codes(ending, code, last_line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main_lib.main([TOY, f"--fdl.ending={ending}"]) == code
+    err = capsys.readouterr().err
+    assert ("Traceback" in err) == (code == 1)
+    if last_line is not None:
+        assert err.splitlines()[-1].endswith(last_line)
+    assert Path("runs/toy/ran.txt").read_text().startswith(ending)
+
+
+def test_system_exit_passes_through(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as err:
+        main_lib.main([TOY, "--fdl.ending=exit"])
+    assert err.value.code == 7
+
+
+def test_exit_codes_of_real_processes(cli):
+    ok = cli(TOY)
+    assert (ok.returncode, ok.stdout, ok.stderr) == (0, "", "")
+    assert cli(TOY, "--fdl.ending=preempted").returncode == 42
+    assert cli(TOY, "--fdl.ending=crash").returncode == 1
+    wrong = cli(TOY, "--fdl.endign=ok")
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("roxxel: error: --fdl.endign=ok")
+    assert wrong.stderr.count("\n") == 1
+
+
+def test_work_directory_holds_what_the_run_was(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = [TOY, "--fdl.model.name=a b", "--workdir=my run"]
+    assert main_lib.main(flags) == 0
+    names = sorted(path.name for path in Path("my run").iterdir())
+    assert names == ["config.json", "config.txt", "ran.txt", "run.json"]
+    info = run_info.read("my run")
+    assert info["argv"] == flags
+    assert info["experiment"] == "toy"
+    assert info["source"] == "toy_experiments.basic.full"
+    assert info["packages"]["fiddle"]
+    assert info["workdir"] == str(tmp_path / "my run")
+    assert {"command", "python", "git", "host", "started"} <= info.keys()
+    assert "model.name = 'a b'" in Path("my run/config.txt").read_text()
+    section = json.loads(Path("my run/config.json").read_text())["roxxel"]
+    assert section["experiment"] == "toy"
+    assert main_lib.main([*flags, "--fdl.model.dim=9"]) == 0
+    assert "model.dim: 8 -> 9" in capsys.readouterr().err
+
+
+def test_print_config_and_help_write_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main_lib.main([TOY, "--print_config", "--fdl.model.dim=9"]) == 0
+    assert "model.dim = 9  # tag Width" in capsys.readouterr().out
+    assert main_lib.main([TOY, "--fdl_help"]) == 0
+    out = capsys.readouterr().out
+    for words in ("--fdl.model.dim=8: int", "tag Width", "shrink", "debug", "usage:"):
+        assert words in out
+    assert main_lib.main(["--help"]) == 0
+    assert "--fdl.PATH=VALUE" in capsys.readouterr().out
+    assert main_lib.main(["--version"]) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_flags_may_be_followed_by_their_value(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--fdl_config", "toy_experiments.basic.full", "--workdir", "w"]
+    flags += ["--fdl_set", "model.name=a=b", "--fiddler", "shrink", "--verbosity=1"]
+    assert main_lib.main(flags) == 0
+    shown = Path("w/config.txt").read_text()
+    assert "model.name = 'a=b'" in shown
+    assert "model.dim = 1 " in shown
+
+
+def test_traceback_on_request(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--fdl_config=toy_experiments.basic.fails_to_build", "--traceback"]
+    assert main_lib.main(flags) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert err.splitlines()[-1].startswith("roxxel: error: model")
+
+
+def test_users_own_package_from_anywhere(cli, tmp_path):
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "exps.py").write_text(
+        "import fiddle as fdl, pathlib, roxxel\n"
+        "class Job:\n"
+        "    def __init__(self, word: str = 'x'): self.word = word\n"
+        "    def run(self, workdir, run_info):\n"
+        "        (workdir / 'word').write_text(self.word)\n"
+        "@roxxel.experiment\n"
+        "def mine(word: str = 'hello'): return fdl.Config(Job, word=word)\n"
+    )
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    done = cli(
+        "--fdl_config=mine.exps(word=café au lait)",
+        path=(TESTS.parent, tmp_path),
+        cwd=elsewhere,
+    )
+    assert done.returncode == 2  # an argument with spaces needs its quotes
+    assert "mine.exps(word=" in done.stderr
+    done = cli(
+        "--fdl_config=mine.exps(word='café au lait')",
+        path=(TESTS.parent, tmp_path),
+        cwd=elsewhere,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (elsewhere / "runs/mine/word").read_text() == "café au lait"
+    here = cli("--fdl_config=mine.exps", path=(TESTS.parent,), cwd=tmp_path)
+    assert here.returncode == 0, here.stderr
+
+
+_PROBE = """
+import sys
+from roxxel.main import main
+code = main({argv!r})
+loaded = {{name for name in ("jax", "flax", "numpy", "fiddle") if name in sys.modules}}
+bridge = sys.modules.get("jax._src.xla_bridge")
+started = bridge is not None and bridge.backends_are_initialized()
+print("PROBE", code, ",".join(sorted(loaded)), started)
+"""
+
+
+def _probe(run_python, *argv):
+    env = {"PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
+    done = run_python("-c", _PROBE.format(argv=list(argv)), env=env)
+    line = next(x for x in done.stdout.splitlines() if x.startswith("PROBE"))
+    _, code, loaded, started = line.split(" ")
+    return int(code), set(filter(None, loaded.split(","))), started == "True"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--fdl_confg=x",),
+        ("--fdl_config=nosuch",),
+        ("--fdl_config=experiments.nosuch", "--fdl.x=3"),
+        ("--fdl_config=ssm_small", "--fdl.model..x=3"),
+        ("--fdl_config=ssm_small", f"--workdir={__file__}"),
+    ],
+)
+def test_wrong_flags_end_before_jax_is_imported(run_python, argv):
+    assert _probe(run_python, *argv) == (2, set(), False) or _probe(
+        run_python, *argv
+    ) == (2, {"fiddle"}, False)
+
+
+def test_building_the_config_starts_no_device(run_python):
+    code, loaded, started = _probe(
+        run_python,
+        "--fdl_config=toy_experiments.awkward",
+        "--fdl.model.dtype=float16",
+        "--print_config",
+    )
+    assert (code, started) == (0, False)
+    assert "jax" in loaded
+
+
+def test_missing_fiddle_names_the_extra(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "fiddle", None)
+    assert main_lib.main([TOY]) == 2
+    assert "pip install 'roxxel[train]'" in capsys.readouterr().err.splitlines()[-1]
