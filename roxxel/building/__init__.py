@@ -1,0 +1,1 @@
+"""Parts of the data set builders: reading documents, splits, the cache."""
