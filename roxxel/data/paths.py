@@ -120,7 +120,8 @@ def write_target(location: str | Sequence[str], *, numbered: bool) -> Target:
 
 def _pattern_target(location: str, directory: str, name: str) -> Target:
     match = re.fullmatch(r"([^*?\[\]]*)(\*|\?+)([^*?\[\]]*)", name)
-    if not match or (glob.has_magic(directory) and not os.path.isdir(directory)):
+    is_wild = re.search(r"[*?]", directory) and not os.path.isdir(directory)
+    if not match or is_wild:
         raise ConfigError(
             f"{location!r} cannot be written to: expected one '*' or one run of '?' in"
             " the file name, which stands for the number of the shard."

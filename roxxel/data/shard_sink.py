@@ -132,6 +132,6 @@ def _write_all(file: FileIO, elements: np.ndarray) -> None:
     """Writes all bytes; a raw file may take fewer than it is given."""
     if not elements.size:
         return
-    view = elements.data.cast("B")
+    view = elements.view(np.uint8).data
     while view.nbytes:
         view = view[file.write(view) :]

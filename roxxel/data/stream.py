@@ -7,14 +7,13 @@ devices, threads or prefetch. jax is imported only when batches are placed on de
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from roxxel.data import order, steps
 from roxxel.data.batches import Batches, resolve_dtype
 from roxxel.data.prefetch import Prefetcher
 from roxxel.errors import ConfigError
 
 if TYPE_CHECKING:
+    from roxxel.data.placement import Placement
     from roxxel.dataset import Roxxel
 
 _SAME_ON_RESUME = ("seed", "seq_len", "overlap", "fingerprint")
@@ -82,7 +81,7 @@ class RoxxelStream:
             start_step=steps.not_negative("start_step", start_step),
         )
         self.dtype = resolve_dtype(dataset, dtype)
-        self._placement: _Placement | None = None
+        self._placement: Placement | None = None
         if mesh is not None or data_sharding is not None:
             self._placement = self._placed(mesh, data_sharding)
         self._next_step = self._grid.start_step
@@ -167,9 +166,9 @@ class RoxxelStream:
             ConfigError: The batch does not divide over the devices.
         """
         if mesh is None and data_sharding is None:
-            import jax
+            from roxxel.data import placement
 
-            mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+            mesh = placement.all_devices()
         return RoxxelStream(
             self.dataset,
             seq_len=self.seq_len,
@@ -237,98 +236,11 @@ class RoxxelStream:
             place=self._placement.put if self._placement else None,
         )
 
-    def _placed(self, mesh, data_sharding) -> "_Placement":
-        sharding = _resolve_sharding(mesh, data_sharding)
-        _check_divides(sharding, self.batch_size, self.seq_len, self.overlap)
+    def _placed(self, mesh, data_sharding) -> "Placement":
+        from roxxel.data import placement
+
+        sharding = placement.resolve_sharding(mesh, data_sharding)
+        sizes = (self.batch_size, self.seq_len, self.overlap)
+        placement.check_divides(sharding, *sizes)
         shape = (self.batch_size, self.seq_len + self.overlap)
-        return _Placement(sharding, shape, self.dtype)
-
-
-class _Placement:
-    """Puts one batch on the devices of `sharding`, reading what this process owns."""
-
-    def __init__(self, sharding, shape: tuple[int, int], dtype: np.dtype):
-        self.sharding = sharding
-        self._shape = shape
-        self._dtype = dtype
-        self._check_x64()
-        # (first row, last row + 1) -> devices that hold them, with their columns
-        self._readers: dict[tuple[int, int], list] = {}
-        indices = sharding.addressable_devices_indices_map(shape)
-        for device, (rows, columns) in indices.items():
-            start, stop, _ = rows.indices(shape[0])
-            self._readers.setdefault((start, stop), []).append((device, columns))
-
-    def put(self, read_rows):
-        """The global array of the rows that `read_rows(start, stop)` returns."""
-        import jax
-
-        pieces, devices = [], []
-        for (start, stop), users in self._readers.items():
-            host = read_rows(start, stop)
-            for device, columns in users:
-                pieces.append(host[:, columns])
-                devices.append(device)
-        arrays = jax.device_put(pieces, devices)
-        if any(a.dtype != self._dtype for a in arrays):
-            self._check_x64(is_wrong=True)
-        return jax.make_array_from_single_device_arrays(
-            self._shape, self.sharding, arrays, dtype=self._dtype
-        )
-
-    def _check_x64(self, *, is_wrong: bool = False) -> None:
-        """jax would silently cut 64-bit values to 32 bits."""
-        import jax
-
-        if is_wrong or jax.dtypes.canonicalize_dtype(self._dtype) != self._dtype:
-            raise ConfigError(
-                f"batches of {self._dtype.name} need jax_enable_x64, which is off:"
-                " enable x64, leave dtype out for int32, or write the data in 32 bits."
-            )
-
-
-def _resolve_sharding(mesh, data_sharding):
-    import jax
-
-    named, spec = jax.sharding.NamedSharding, jax.sharding.PartitionSpec
-    if data_sharding is None:
-        data_sharding = spec(mesh.axis_names[0], None)
-    if isinstance(data_sharding, jax.sharding.Sharding):
-        other = getattr(data_sharding, "mesh", mesh)
-        if mesh not in (None, other):
-            raise ConfigError(
-                f"data_sharding is over {other}, mesh is {mesh}; give one of them."
-            )
-        return data_sharding
-    if not isinstance(data_sharding, spec) or mesh is None:
-        raise ConfigError(
-            f"data_sharding must be a jax sharding, or a PartitionSpec with mesh=, got"
-            f" {data_sharding!r}."
-        )
-    try:
-        return named(mesh, data_sharding)
-    except ValueError as err:
-        raise ConfigError(f"data_sharding does not go with the mesh: {err}") from err
-
-
-def _check_divides(sharding, batch_size: int, seq_len: int, overlap: int) -> None:
-    width = seq_len + overlap
-    sizes = [
-        (f"batch {batch_size}", batch_size),
-        (f"row of {width} elements (seq_len {seq_len} + overlap {overlap})", width),
-    ]
-    spec = getattr(sharding, "spec", ())
-    for (what, size), axes in zip(sizes, spec, strict=False):
-        axes = axes if isinstance(axes, tuple) else (axes,)
-        axes = [axis for axis in axes if axis is not None]
-        parts = int(np.prod([sharding.mesh.shape[axis] for axis in axes], dtype=int))
-        if size % parts:
-            raise ConfigError(
-                f"{what} not divisible by {parts} devices on axis {', '.join(axes)}."
-            )
-    try:
-        sharding.shard_shape((batch_size, width))
-    except (ValueError, IndexError) as err:
-        raise ConfigError(
-            f"batches [{batch_size}, {width}] cannot be laid out: {err}"
-        ) from err
+        return placement.Placement(sharding, shape, self.dtype)
