@@ -6,6 +6,7 @@ diverged, 42 stopped after saving (start the same command again), 1 anything els
 """
 
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roxxel import errors
-from roxxel.config import arguments, failures, options
+from roxxel.config import arguments, failures, options, suggest
 from roxxel.config import workdir as workdir_lib
 
 if TYPE_CHECKING:
@@ -43,15 +44,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: list[str]) -> int:
     line = arguments.parse(argv)
+    mode = _mode(line)
     if line.on("help") or line.on("version"):
-        sys.stdout.write(f"{_about(line)}\n")
-        return errors.EXIT_OK
+        return _show(_about(line))
+    if mode == "list" or (line.on("fdl_help") and not _names_experiment(line)):
+        return _show(_listing(line))
     _check_flags(line)
     found = _resolve(line)
-    if line.on("fdl_help") or line.on("print_config"):
-        sys.stdout.write(_printed(found, line))
-        return errors.EXIT_OK
+    if mode != "train" or line.on("fdl_help") or line.on("print_config"):
+        return _show(_printed(found, line, mode))
     return _train(found, line, argv)
+
+
+def _mode(line: arguments.CommandLine) -> str:
+    mode = line.get("mode") or "train"
+    if mode not in options.MODES:
+        known = suggest.did_you_mean(mode, options.MODES, what="modes")
+        raise errors.ConfigError(f"--mode={mode}: there is no such mode.{known}")
+    for flag, owner in (("path", "explain"), ("against", "diff")):
+        if line.get(flag) is not None and mode != owner:
+            raise errors.ConfigError(f"--{flag} belongs to --mode={owner}.")
+    return mode
 
 
 def _about(line: arguments.CommandLine) -> str:
@@ -60,17 +73,30 @@ def _about(line: arguments.CommandLine) -> str:
     return options.usage() if line.on("help") else f"roxxel {roxxel.__version__}"
 
 
-def _check_flags(line: arguments.CommandLine) -> None:
-    """Check what needs no experiment, so that it ends before anything is imported."""
-    mode = line.get("mode") or "train"
-    if mode != "train":
-        raise errors.ConfigError(f"--mode={mode}: expected train.")
-    if line.get("fdl_config") is None and line.get("fdl_config_file") is None:
-        raise errors.ConfigError(_no_experiment())
+def _listing(line: arguments.CommandLine) -> str:
+    _check_fiddle()
+    from roxxel.config import listing
+
+    shown = listing.overview()
+    return f"{options.usage()}\n\n{shown}" if line.on("fdl_help") else shown
+
+
+def _names_experiment(line: arguments.CommandLine) -> bool:
+    return not (line.get("fdl_config") is None and line.get("fdl_config_file") is None)
+
+
+def _check_fiddle() -> None:
     if importlib.util.find_spec("fiddle") is None:
         raise errors.ConfigError(
             "roxxel.main needs fiddle: pip install 'roxxel[train]'."
         )
+
+
+def _check_flags(line: arguments.CommandLine) -> None:
+    """Check what needs no experiment, so that it ends before anything is imported."""
+    if not _names_experiment(line):
+        raise errors.ConfigError(_no_experiment())
+    _check_fiddle()
     given = line.get("workdir")
     if given is not None:
         path = workdir_lib.choose(given, "")
@@ -78,7 +104,7 @@ def _check_flags(line: arguments.CommandLine) -> None:
 
 
 def _no_experiment() -> str:
-    from roxxel.config import discover, suggest
+    from roxxel.config import discover
 
     names = suggest.listing(discover.names()) or "none here"
     return f"no experiment: give --fdl_config=NAME (known: {names}).\n{options.usage()}"
@@ -104,12 +130,16 @@ def _parse_log_flags(words: list[str]) -> None:
         raise errors.ConfigError(str(err)) from err
 
 
-def _printed(found: "Experiment", line: arguments.CommandLine) -> str:
-    from roxxel.config import dump, help
+def _printed(found: "Experiment", line: arguments.CommandLine, mode: str) -> str:
+    from roxxel.config import dump, explain, help
 
     if line.on("fdl_help"):
-        return f"{help.overview(found)}\n"
-    return dump.to_text(found.config, name=found.name, source=found.source)
+        return help.overview(found)
+    if mode == "explain":
+        return explain.origins(found, line.get("path"))
+    if mode == "diff":
+        return explain.difference(found, line)
+    return dump.to_text(found.config, name=found.name, source=found.source).rstrip()
 
 
 def _train(found: "Experiment", line: arguments.CommandLine, argv: list[str]) -> int:
@@ -171,7 +201,7 @@ def _run_info(found: "Experiment", argv: list[str], workdir: Path) -> dict[str, 
 
 def _record(found: "Experiment", workdir: Path, info: dict[str, Any]) -> None:
     """Write what the run is; say what changed since the run that is there."""
-    from roxxel.config import dump, run_info, suggest, text
+    from roxxel.config import dump, run_info, text
 
     as_text = dump.to_text(found.config, name=found.name, source=found.source)
     as_json, warning = dump.to_json(found.config, name=found.name, source=found.source)
@@ -190,6 +220,16 @@ def _exit_code_of(result: Any) -> int:
     if result is None:
         return errors.EXIT_OK
     return result if isinstance(result, int) else errors.EXIT_ERROR
+
+
+def _show(shown: str) -> int:
+    """Write to stdout; a reader that has seen enough (`| head`) is no error."""
+    try:
+        sys.stdout.write(f"{shown}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return errors.EXIT_OK
 
 
 def _say(lines: list[str]) -> None:

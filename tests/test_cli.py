@@ -102,6 +102,59 @@ def test_print_config_and_help_write_nothing(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_list_names_all_without_importing_them(run_python):
+    done = run_python(
+        "-c",
+        "import sys; from roxxel.main import main; main(['--mode=list']);"
+        "main(['--fdl_help']); print('jax' in sys.modules)",
+    )
+    assert done.stdout.endswith("False\n")
+    for name in ("ssm_small", "ssm_tiny", "debug", "BatchSize", "usage:"):
+        assert name in done.stdout
+
+
+def test_explain_says_where_values_come_from(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--fdl.model.dim=9", "--fdl.model.parent.child.x=2", "--fdl_tag.Peak=1"]
+    assert main_lib.main([TOY, "--mode=explain", *flags]) == 0
+    rows = [row.split("<-") for row in capsys.readouterr().out.splitlines()]
+    origin = {row[0].split(" = ")[0]: row[-1].strip() for row in rows if len(row) > 1}
+    assert origin["model.dim"] == "--fdl.model.dim=9"
+    assert origin["model.parent.child"] == "--fdl.model.parent.child.x=2"
+    assert origin["schedule.peak"] == "--fdl_tag.Peak=1"
+    assert "basic.py:" in origin["ending"]
+    assert "model.betas" not in origin  # a default
+    assert main_lib.main([TOY, "--mode=explain", "--path=model.parent"]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].startswith("model.parent = ")
+    assert "schedule" not in out
+
+
+def test_diff_against_experiments_runs_and_files(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main_lib.main([TOY, "--workdir=run", "--fdl.model.dim=9"]) == 0
+    diff = [TOY, "--mode=diff", "--trust_module=toy_experiments"]
+    capsys.readouterr()
+    for other in ("run", "run/config.json", "toy_experiments.basic.full(dim=9)"):
+        assert main_lib.main([*diff, f"--against={other}"]) == 0
+        assert capsys.readouterr().out == "model.dim: 9 -> 8\n"
+    assert main_lib.main([*diff, "--against=run", "--fdl.model.dim=9"]) == 0
+    assert capsys.readouterr().out == "no difference from run\n"
+
+
+def test_installed_package_advertises_experiments(tmp_path, monkeypatch, capsys):
+    info = tmp_path / "theirs-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        "[roxxel.experiments]\nadvertised = toy_experiments.single:make\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main_lib.main(["--fdl_config=advertised", "--print_config"]) == 0
+    assert main_lib.main(["--fdl_config=advertise"]) == 2
+    assert "Did you mean advertised?" in capsys.readouterr().err
+
+
 def test_flags_may_be_followed_by_their_value(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = ["--fdl_config", "toy_experiments.basic.full", "--workdir", "w"]

@@ -293,6 +293,13 @@ def test_subgraph_by_a_call():
     assert (job.schedule.total, job.schedule.peak) == (5, 2.0)
 
 
+def test_arguments_of_a_function_value_are_bound():
+    """A field that holds a function or class becomes a partial of it."""
+    config = full("--fdl.model.activation.x=3").config
+    assert isinstance(config.model.activation, fdl.Partial)
+    assert fdl.build(config).model.values["activation"]() == 3.0
+
+
 def test_directives_apply_in_the_order_typed():
     dim, fiddler = "--fdl.model.dim=5", "--fiddler=shrink(dim=2)"
     assert full(dim, fiddler).config.model.dim == 2

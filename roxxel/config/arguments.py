@@ -29,15 +29,6 @@ class Directive:
     text: str
     flag: str
 
-    @property
-    def label(self) -> str:
-        """The flag without its value."""
-        return self.flag.split("=", 1)[0] if self.kind != "set" else self._set_label
-
-    @property
-    def _set_label(self) -> str:
-        return f"--fdl.{self.target}"
-
 
 @dataclasses.dataclass(kw_only=True)
 class CommandLine:

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import importlib.util
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,7 +40,11 @@ def in_package(package: str) -> list[Found]:
 def names(package: str = DEFAULT_PACKAGE) -> list[str]:
     """The short names known to the registry and to a package, without importing."""
     registered = [entry.name for entry in registry.entries()]
-    return sorted({*registered, *(found.name for found in in_package(package))})
+    advertised = [
+        point.name for point in metadata.entry_points(group=ENTRY_POINT_GROUP)
+    ]
+    found = [experiment.name for experiment in in_package(package)]
+    return sorted({*registered, *advertised, *found})
 
 
 def place(package: str = DEFAULT_PACKAGE) -> str | None:
@@ -91,8 +96,6 @@ def of_module(module: ModuleType) -> list[registry.Entry]:
 
 
 def _from_entry_point(name: str) -> registry.Entry | None:
-    from importlib import metadata
-
     for point in metadata.entry_points(group=ENTRY_POINT_GROUP, name=name):
         value = imports.symbol(point.value.replace(":", "."))
         entry = registry.find(name)

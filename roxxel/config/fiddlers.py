@@ -11,6 +11,7 @@ from roxxel.config import calls, imports, override, suggest, symbols
 from roxxel.errors import ConfigError
 
 PACKAGE = "configs.fiddlers"
+_GRAPH_NAMES = ("config", "cfg", "root", "graph")
 
 
 def apply(
@@ -72,23 +73,35 @@ def find(name: str, module: str | None = None) -> Callable[..., Any]:
 
 
 def names(module: ModuleType) -> list[str]:
-    """The public functions that a module defines itself and that take a graph."""
+    """The public functions that a module defines itself and that take a graph.
+
+    A graph is a first parameter called `config`, `cfg`, `root` or `graph`, or
+    annotated as a `fdl.Buildable` or `fdl.Config`.
+    """
     return [
         name
         for name, value in vars(module).items()
         if inspect.isfunction(value)
         and value.__module__ == module.__name__
         and not name.startswith("_")
-        and _first_parameter(value) in ("config", "cfg", "root", "graph")
+        and _takes_graph(value)
     ]
 
 
-def _first_parameter(function: Callable[..., Any]) -> str | None:
-    return next(iter(inspect.signature(function).parameters), None)
+def _takes_graph(function: Callable[..., Any]) -> bool:
+    first = next(iter(inspect.signature(function).parameters.values()), None)
+    if first is None:
+        return False
+    annotation = str(first.annotation)
+    return (
+        first.name in _GRAPH_NAMES
+        or "Buildable" in annotation
+        or "Config" in (annotation)
+    )
 
 
 def _checked(value: Any, name: str) -> Callable[..., Any]:
-    if not inspect.isfunction(value) or _first_parameter(value) is None:
+    if not inspect.isfunction(value) or not inspect.signature(value).parameters:
         raise ConfigError(f"{name} is not a function that takes a graph.")
     return value
 

@@ -125,7 +125,16 @@ def _configured(parent: Slot) -> Any:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = _from_instance(value)
         parent.replace(value)
+    elif _can_be_partial(value, parent.hint):
+        value = fdl.Partial(value)
+        parent.replace(value)
     return value
+
+
+def _can_be_partial(value: Any, hint: Any) -> bool:
+    """Whether a field holds a function or class whose arguments may be bound."""
+    is_plain = inspect.isfunction(value) or inspect.isclass(value)
+    return is_plain and typing.get_origin(hint) is not type and hint is not type
 
 
 def _field(node: fdl.Buildable, element: paths.Key, where: str) -> Slot:

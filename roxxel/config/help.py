@@ -1,7 +1,6 @@
 """`--fdl_help`: what an experiment holds and how to change it."""
 
-from roxxel.config import fiddlers, imports, options, resolve, tags, text
-from roxxel.errors import ConfigError
+from roxxel.config import fiddlers, listing, options, resolve, tags, text
 
 
 def overview(found: resolve.Experiment) -> str:
@@ -23,11 +22,5 @@ def overview(found: resolve.Experiment) -> str:
 
 
 def _fiddlers(module: str | None) -> list[str]:
-    found: list[str] = []
-    for place in (fiddlers.PACKAGE, module):
-        try:
-            if place and imports.exists(place):
-                found += fiddlers.names(imports.load(place))
-        except ConfigError:
-            continue
-    return found
+    places = (fiddlers.PACKAGE, module)
+    return [name for place in places for name, _ in listing.fiddler_rows(place)]

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+MODES = ("train", "list", "explain", "diff")
 DIRECTIVE_PREFIXES = {"fdl.": "set", "fdl_tag.": "tag"}
 
 
@@ -37,7 +38,13 @@ OPTIONS: dict[str, Option] = {
         help="default runs/<experiment>; resumes what is there",
     ),
     "print_config": Option(kind="switch", help="the resolved configuration, then exit"),
-    "mode": Option(kind="text", value="MODE", help="train (the default)"),
+    "mode": Option(
+        kind="text", value="MODE", help="train (the default), list, explain or diff"
+    ),
+    "path": Option(kind="text", value="PATH", help="the part that explain shows"),
+    "against": Option(
+        kind="text", value="OTHER", help="what diff compares: experiment, run or file"
+    ),
     "trust_module": Option(
         kind="list", value="PACKAGE", help="a package that FILE may import from"
     ),

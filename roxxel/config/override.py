@@ -28,7 +28,8 @@ def set_value(root: fdl.Buildable, path: str, text: str, *, flag: str) -> graph.
       ConfigError: one line naming flag, wrong part, value and expected type.
     """
     try:
-        slot = graph.slot(root, path)
+        with recorded_as(flag):  # defaults on the way become part of the graph
+            slot = graph.slot(root, path)
     except ConfigError as err:
         raise ConfigError(f"{flag}: {err}") from err
     value = typed(slot, text, where=path, flag=flag)

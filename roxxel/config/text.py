@@ -146,6 +146,8 @@ def _shown(value: Any) -> str:
         return dtypes.name_of(value)
     if isinstance(value, functools.partial):
         return f"partial({_dotted(value.func)}, ...)"
+    if type(value).__module__ == "numpy" and hasattr(value, "item"):
+        value = value.item() if not getattr(value, "shape", ()) else value
     if inspect.isroutine(value) or isinstance(value, type):
         return _dotted(value)
     if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
@@ -153,6 +155,9 @@ def _shown(value: Any) -> str:
         if isinstance(value, list):
             return f"[{inner}]"
         return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if type(value) is dict:
+        inner = ", ".join(f"{_shown(k)}: {_shown(v)}" for k, v in value.items())
+        return f"{{{inner}}}"
     if callable(value) and hasattr(value, "__qualname__"):
         return _dotted(value)
     try:

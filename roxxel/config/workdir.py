@@ -71,7 +71,7 @@ def write_text(path: Path, content: str) -> Path:
     """Replace a file in one step: readers see the old or the new text, never part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(content, encoding="utf-8")
+        temporary.write_text(content, encoding="utf-8", errors="backslashreplace")
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
