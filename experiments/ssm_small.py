@@ -9,6 +9,7 @@ import fiddle as fdl
 import roxxel
 from configs import tags
 from roxxel import builders, optim
+from roxxel.checkpoint import Checkpointer
 from roxxel.data.stream import RoxxelStream
 from roxxel.models.ssm import Mamba2LM
 from roxxel.train.evaluation import Evaluation
@@ -64,6 +65,8 @@ def ssm_small(
             every=evaluate_every,
         ),
         sample=fdl.Config(Sample, prompt="def main(argv):\n"),
+        logger=fdl.Partial(roxxel.Logger, console_every=10),
+        checkpointer=fdl.Partial(Checkpointer, best_metric="eval_loss"),
         save_every=evaluate_every,
         seed=seed,
     )

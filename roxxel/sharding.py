@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from roxxel.errors import ConfigError
 
@@ -31,8 +31,12 @@ def make_mesh(axes: Mapping[str, int]) -> Mesh | None:
         )
     if len(devices) == 1:
         return None
-    shape = tuple(sizes.values())
-    return jax.make_mesh(shape, tuple(sizes), devices=devices)
+    return jax.make_mesh(
+        tuple(sizes.values()),
+        tuple(sizes),
+        axis_types=(AxisType.Auto,) * len(sizes),
+        devices=devices,
+    )
 
 
 def batch_sharding(mesh: Mesh | None) -> NamedSharding | None:

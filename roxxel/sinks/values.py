@@ -49,7 +49,8 @@ def accept_step(step: Any) -> Any:
 
 def fetch(value: Any) -> int | float:
     """The number in `value`; waits for its device."""
-    if isinstance(value, int | float):
+    # np.float64 is a float as well, but not by its repr.
+    if isinstance(value, int | float) and not isinstance(value, np.generic):
         return value
     array = np.asarray(value)
     return int(array) if array.dtype.kind in "biu" else float(array)

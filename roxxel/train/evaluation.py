@@ -118,7 +118,7 @@ def evaluate(
     """
     pairs = [eval_step(model_leaves, *batch) for batch in evaluation.batches(mesh)]
     means, weights = np.asarray(jax.device_get(pairs), np.float64).reshape(-1, 2).T
-    loss = means @ weights / weights.sum() if weights.any() else math.nan
+    loss = float(means @ weights / weights.sum()) if weights.any() else math.nan
     metrics = {
         "loss": loss,
         "perplexity": math.exp(loss) if loss < 700 else math.inf,

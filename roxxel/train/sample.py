@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from roxxel.generate import generate
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sample:
@@ -28,6 +26,8 @@ class Sample:
 
     def text(self, model: nnx.Module) -> str:
         """The prompt and its continuation; bytes that are no UTF-8 are replaced."""
+        from roxxel.generate import generate
+
         prompt = np.frombuffer(self.prompt.encode(), np.uint8).astype(np.int32)
         tokens = generate(
             model,

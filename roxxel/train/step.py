@@ -74,7 +74,7 @@ def make_train_step(
         model, optimizer = map(nnx.merge, graphdefs, states)
         grad_fn = nnx.value_and_grad(loss_fn, has_aux=True)
         (loss, weight), grads = grad_fn(model, batch)
-        grad_norm = optax.global_norm(grads)
+        grad_norm = optax.tree.norm(grads)
         finite = alive & jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         metrics = {
             "loss": loss,

@@ -41,6 +41,9 @@ from roxxel.train.timing import StepClock
 # keep the device busy; more would only delay the sight of a loss that is not finite.
 MAX_STEPS_AHEAD = 2
 
+# What makes the batch of a step, of `RoxxelStream.position`.
+SAME_ON_RESUME = ("seed", "batch_size", "seq_len", "overlap", "fingerprint")
+
 
 @dataclasses.dataclass(kw_only=True)
 class Trainer:
@@ -338,12 +341,11 @@ class _Run:
 
 
 def _check_position(saved: dict, current: dict, workdir: pathlib.Path) -> None:
-    """Refuses to continue where the saved position would name other batches."""
-    ignored = {"step", "elements", "epochs"}
+    """Refuses to continue where the saved step would name other batches."""
     changed = [
-        f"{key} was {saved[key]!r} and is now {current.get(key)!r}"
-        for key in saved
-        if key not in ignored and saved[key] != current.get(key)
+        f"{key} was {saved[key]!r} and is now {current[key]!r}"
+        for key in SAME_ON_RESUME
+        if saved.get(key) != current[key]
     ]
     if changed:
         raise ConfigError(
