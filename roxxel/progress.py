@@ -61,7 +61,7 @@ class Progress:
         self._samples = collections.deque(
             [(self._started, initial)], maxlen=_RATE_SAMPLES
         )
-        self._status = ""
+        self._note = ""
         self._drawn = ""  # what stands on the terminal now
         self._closed = False
         self._is_live = _is_terminal(self._stream)
@@ -81,22 +81,24 @@ class Progress:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def update(self, n: int = 1) -> None:
+    def update(self, n: int = 1, note: str | None = None) -> None:
         """Counts `n` more units; cheap enough for every step."""
         self.count += n
+        if note is not None:
+            self._note = note
         now = self._clock()
         if now >= self._next_draw:
             self._draw(now)
 
-    def set(self, n: int) -> None:
+    def set(self, n: int, note: str | None = None) -> None:
         """Sets the count to `n` units."""
-        self.update(n - self.count)
-
-    def status(self, text: str) -> None:
-        """Shows `text` at the end of the line from the next redraw on."""
-        self._status = text
+        self.update(n - self.count, note)
 
     def note(self, text: str) -> None:
+        """Shows `text` at the end of the line, until there is another."""
+        self.update(0, text)
+
+    def write_line(self, text: str) -> None:
         """Writes `text` as a line of its own, above the live line."""
         with cleared():
             self._write(text + "\n")
@@ -166,8 +168,8 @@ class Progress:
             parts.append(f"took {format_secs(now - self._started)}")
         elif rate > 0 and self.total is not None:
             parts.append(f"{format_secs((self.total - self.count) / rate)} left")
-        if self._status:
-            parts.append(self._status)
+        if self._note:
+            parts.append(self._note)
         return " | ".join([head, *parts])
 
     def _write(self, text: str) -> None:

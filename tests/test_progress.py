@@ -108,11 +108,12 @@ def test_tiny_totals(total, clock):
         bar.update(total)
 
 
-def test_note_and_other_output_appear_above_the_live_line(clock):
+def test_a_note_ends_the_line_and_other_output_stands_above(clock):
     terminal = Terminal()
     bar = Progress(10, "train", "steps", terminal, clock=clock)
-    bar.status("loss 2.31")
-    bar.note("a word")
+    bar.set(0, note="loss 9.99")
+    bar.note("loss 2.31")
+    bar.write_line("a word")
     with progress.cleared():
         terminal.write("step 1\n")
     assert terminal.screen() == [
@@ -141,6 +142,7 @@ def test_a_closed_stream_never_raises(clock):
     clock.now += 1
     bar.update()
     bar.note("text")
+    bar.write_line("text")
     bar.close()
     bar.close()
     closed = io.StringIO()

@@ -189,8 +189,8 @@ def _parse(line: bytes, path: str, number: int, errors: str) -> object:
         ) from err
     except json.JSONDecodeError as err:
         raise ConfigError(
-            f"{path}:{number}: not valid JSON ({err.msg}, column {err.colno}), expected "
-            "one object a line."
+            f"{path}:{number}: not valid JSON ({err.msg}, column {err.colno}), "
+            "expected one object a line."
         ) from err
     except RecursionError as err:
         raise ConfigError(f"{path}:{number}: JSON is nested too deeply.") from err
