@@ -234,10 +234,12 @@ class Roxxel:
         wanted = reader.dtype if dtype is None else _parse_dtype(dtype)
         dtypes.check_castable(reader.dtype, wanted)
         count = steps.num_rows(reader.num_elements, seq_len, overlap)
-        ids = np.asarray(row_ids).astype(np.int64, casting="safe")
+        ids = np.asarray(row_ids)
+        if ids.size and ids.dtype.kind not in "iu":
+            raise TypeError(f"row_ids must be integers, got dtype {ids.dtype}")
         if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= count):
             raise IndexError(f"rows {ids.min()} to {ids.max()}, there are {count}")
-        return reader.rows(ids, seq_len, overlap, wanted)
+        return reader.rows(ids.astype(np.int64), seq_len, overlap, wanted)
 
     def estimate_steps(self, seq_len: int, batch_size: int, overlap: int = 0) -> int:
         """Steps of one epoch: whole batches of `batch_size` rows."""
@@ -295,7 +297,7 @@ def _open(location: str | list[str]) -> ShardReader:
             " the path."
         )
     shards = modes.read_shards(files)
-    if isinstance(location, str) and not modes.is_complete(shards):
+    if location not in files and not modes.is_complete(shards):
         logging.warning(
             "%s: %d shards of a write that did not finish, or some are missing. To"
             " have all data, write again with mode='overwrite'.",

@@ -88,7 +88,7 @@ def _write_facts(path: str, data: Roxxel) -> None:
     }
     _write(path)
     for name, value in facts.items():
-        text = value if isinstance(value, str | int) else json.dumps(value)
+        text = value if isinstance(value, str) else json.dumps(value)
         _write(f"  {name:12} {text}")
     for shard in shards[:20]:
         _write(f"  {shard.path}: {shard.records} records, {shard.elements} elements")

@@ -76,9 +76,10 @@ def resolve_dtype(dataset: "Roxxel", dtype) -> np.dtype:
         raise ConfigError(f"{err}.") from err
     for value in dataset.value_range():
         if dtypes.first_misfit(np.array([value], stored), wanted) is not None:
+            x64 = " and enable x64 (jax_enable_x64)" if stored.itemsize == 8 else ""
             raise ConfigError(
                 f"the data hold {value} of dtype {stored.name}, which does not fit"
-                f" batches of {wanted.name}; pass dtype={stored.name!r} (on a device"
-                " this needs jax_enable_x64) or store int32."
+                f" batches of {wanted.name}; pass dtype={stored.name!r}{x64}, or store"
+                " int32."
             )
     return wanted

@@ -96,6 +96,11 @@ def check_divides(sharding, batch_size: int, seq_len: int, overlap: int) -> None
         (f"row of {width} elements (seq_len {seq_len} + overlap {overlap})", width),
     ]
     spec = getattr(sharding, "spec", ())
+    if len(spec) > len(sizes):
+        raise ConfigError(
+            f"data_sharding {spec} has {len(spec)} dimensions, batches have rows and"
+            " elements."
+        )
     for (what, size), axes in zip(sizes, spec, strict=False):
         axes = axes if isinstance(axes, tuple) else (axes,)
         axes = [axis for axis in axes if axis is not None]

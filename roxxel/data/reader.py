@@ -18,7 +18,7 @@ from roxxel.data import dtypes, rox_format
 from roxxel.errors import ShardFormatError
 
 _MAP_FIXED = 0x10  # the same on Linux and macOS
-_GATHER_BYTES = 1 << 18  # a cast goes through pieces that stay in the cache
+_GATHER_BYTES = 1 << 18  # a cast works on pieces that stay in the cache
 
 
 class ShardReader:
@@ -91,16 +91,9 @@ class ShardReader:
         starts = row_ids * seq_len
         shard_ids = np.searchsorted(self._element_ends, starts, side="right")
         self._region.map_all(shard_ids)
-        crossing = starts + width > self._element_ends[shard_ids]
-        windows = self._region.windows(self.dtype, width)
         at = starts + self._shifts[shard_ids]
-        if crossing.any():
-            at[crossing] = 0  # read apart, below
-        if dtype == self.dtype:
-            out = windows[at]
-        else:
-            out = aligned_empty((len(at), width), dtype)
-            self._cast_rows(out, windows, at)
+        crossing = starts + width > self._element_ends[shard_ids]
+        out = self._gather(at, crossing, width, dtype)
         for i in np.flatnonzero(crossing).tolist():
             row = self.elements(int(starts[i]), int(starts[i]) + width)
             dtypes.cast_into(out[i], row)
@@ -113,11 +106,22 @@ class ShardReader:
         out = aligned_empty((len(row_ids), seq_len), self.dtype)
         return np.take(rows, row_ids, axis=0, out=out, mode="clip")
 
-    def _cast_rows(self, out: np.ndarray, windows: np.ndarray, at: np.ndarray) -> None:
-        width_bytes = windows.shape[1] * self.dtype.itemsize
-        step = max(1, _GATHER_BYTES // width_bytes)
+    def _gather(
+        self, at: np.ndarray, crossing: np.ndarray, width: int, dtype: np.dtype
+    ) -> np.ndarray:
+        """Windows of the region at `at`; those that cross shards are left to fill."""
+        if crossing.all():
+            return aligned_empty((len(at), width), dtype)
+        if crossing.any():
+            at[crossing] = at[~crossing][0]  # any row that is all data
+        windows = self._region.windows(self.dtype, width)
+        if dtype == self.dtype:
+            return windows[at]
+        out = aligned_empty((len(at), width), dtype)
+        step = max(1, _GATHER_BYTES // (width * self.dtype.itemsize))
         for i in range(0, len(at), step):
             dtypes.cast_into(out[i : i + step], windows[at[i : i + step]])
+        return out
 
     def _read_into(self, out: np.ndarray, start: int) -> None:
         done = 0

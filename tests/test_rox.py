@@ -1,0 +1,125 @@
+"""`python -m roxxel.rox info|verify|head`."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+
+from roxxel import Roxxel, rox
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    Roxxel(tmp_path / "t_*.rox").write(
+        [np.arange(40, dtype=np.uint16)],
+        block_size=32,
+        max_shard_bytes=1,
+        separator=9,
+        metadata={"tokenizer": "bytes"},
+    )
+    return tmp_path / "t_*.rox"
+
+
+def run(capsys, *args):
+    code = rox.main([str(arg) for arg in args])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_info_shows_what_is_there(capsys, tokens):
+    code, out, err = run(capsys, "info", tokens)
+    assert (code, err) == (0, "")
+    facts = dict(line.split(None, 1) for line in out.splitlines()[1:])
+    assert facts["shards"] == "3"
+    assert facts["records"] == "3"
+    assert facts["elements"] == "41"
+    assert facts["dtype"] == "uint16"
+    assert facts["block_bytes"] == "32"
+    assert json.loads(facts["separator"]) == [9]
+    assert json.loads(facts["metadata"]) == {"tokenizer": "bytes"}
+    assert facts["complete"] == "true"
+    assert "t_0002.rox: 1 records, 9 elements" in out
+
+
+def test_head_shows_the_first_elements(capsys, tokens, tmp_path):
+    code, out, _ = run(capsys, "head", tokens, "-n", "18", "--start", "1")
+    assert code == 0
+    assert out == f"{' '.join(map(str, range(1, 17)))}\n17 18\n"
+    assert run(capsys, "head", tokens, "--start", "99")[:2] == (0, "")
+    Roxxel(tmp_path / "text.rox").write(["h\u00e9llo", "world"], separator=0)
+    _, out, _ = run(capsys, "head", "--text", tmp_path / "text.rox")
+    assert out == "h\u00e9llo\nworld\n\n"
+    code, _, err = run(capsys, "head", "--text", tokens)
+    assert code == 2
+    assert "holds uint16, --text needs uint8" in err
+
+
+def test_verify_passes_good_files_of_all_writers(capsys, tokens, repo_root):
+    old = sorted((repo_root / "tests" / "data").glob("*.rox"))
+    code, out, err = run(capsys, "verify", tokens, *old)
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) == 1 + len(old)
+    assert "t_*.rox: 3 shards, 0 faults" in out
+
+
+def damage(path, at, raw):
+    content = bytearray(path.read_bytes())
+    content[at : at + len(raw)] = raw
+    path.write_bytes(content)
+
+
+def test_verify_names_every_fault(capsys, tmp_path):
+    Roxxel(tmp_path / "d_*.rox").write(
+        [np.arange(50, dtype=np.int32)], block_size=40, max_shard_bytes=600
+    )
+    first, *_, last = sorted(tmp_path.iterdir())
+    records = len(Roxxel(first))
+    assert records > 1
+    damage(first, records * 40, struct.pack("<q", 41))  # an offset within the index
+    damage(last, last.stat().st_size - 8, b"XXXXXXXX")
+    code, out, err = run(capsys, "verify", tmp_path / "d_*.rox")
+    assert (code, err) == (1, "")
+    faults = [line for line in out.splitlines() if line.startswith("FAULT")]
+    assert len(faults) == 2
+    assert f"{first}: its index gives record 0 41 bytes, expected 40" in faults[0]
+    assert str(last) in faults[1]
+    assert out.endswith("2 faults\n")
+
+
+def test_verify_looks_at_padding_and_at_missing_shards(capsys, tmp_path):
+    path = tmp_path / "p_*.rox"
+    data = Roxxel(path).write([[1, 2, 3]] * 9, block_size=16, max_shard_bytes=1)
+    damage(tmp_path / "p_0006.rox", 12, b"\1")  # behind the last of 27 elements
+    code, out, _ = run(capsys, "verify", path)
+    assert code == 1
+    assert "p_0006.rox: its last 4 payload bytes are not all the padding 0" in out
+    assert len(data.shards) == 7
+    (tmp_path / "p_0006.rox").unlink()
+    code, out, _ = run(capsys, "verify", path)
+    assert code == 1
+    assert "the write of these shards did not finish" in out
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "head"])
+def test_a_bad_path_is_one_line_and_exit_2(capsys, tmp_path, command):
+    foreign = tmp_path / "notes.rox"
+    foreign.write_text("no shard")
+    for path in [tmp_path / "none.rox", tmp_path / "none_*.rox", foreign]:
+        code, out, err = run(capsys, command, path)
+        if path == foreign and command == "verify":
+            assert code == 1  # it is there, and wrong
+            continue
+        assert (code, out) == (2, "")
+        assert err.count("\n") == 1
+        assert str(path) in err
+
+
+def test_the_command_line_runs_as_a_module(run_python, tokens):
+    done = run_python("-m", "roxxel.rox", "head", tokens, "-n", "3")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 1 2\n", "")
+    done = run_python("-m", "roxxel.rox", "show", tokens)
+    assert done.returncode == 2
+    assert "invalid choice: 'show'" in done.stderr
+    done = run_python("-m", "roxxel.rox", "head", tokens, "-n", "-3")
+    assert done.returncode == 2
