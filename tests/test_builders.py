@@ -21,6 +21,8 @@ from roxxel import builders
 from roxxel.building import cache, splits
 from roxxel.errors import ConfigError
 
+ROOT = str(pathlib.Path(__file__).parent.parent)
+
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
@@ -412,7 +414,7 @@ def start_build(path, *arguments) -> subprocess.Popen:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.getcwd()},
+        env=os.environ | {"PYTHONPATH": ROOT},
         text=True,
     )
 

@@ -4,19 +4,27 @@ import csv
 import logging
 import math
 import os
+import pathlib
+import re
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 
 import roxxel.sinks
 from roxxel import Logger
 from roxxel.errors import ConfigError, PreemptedError
+from roxxel.sinks.csv import CsvSink
 
 MANY = 20_000
+ROOT = str(pathlib.Path(__file__).parent.parent)
 
 
 def read_csv(folder) -> list[dict[str, str]]:
@@ -234,7 +242,7 @@ def test_a_closed_stdout_pipe_stops_nothing(tmp_path):
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.getcwd()},
+        env=os.environ | {"PYTHONPATH": ROOT},
         text=True,
     )
     assert process.stdout.readline() == "first\n"
@@ -257,7 +265,6 @@ def test_text_log_has_time_level_and_text(tmp_path):
         log.log_message("lone \ud800 surrogate", level="error")
     lines = (tmp_path / "roxxel_system.log").read_text().splitlines()
     stamp = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} "
-    import re
 
     assert re.fullmatch(stamp + "INFO 100% ready", lines[0])
     assert re.fullmatch(stamp + "WARNING 3 of four", lines[1])
@@ -499,7 +506,7 @@ for step in itertools.count(int(sys.argv[2])):
         process = subprocess.Popen(
             [sys.executable, "-c", code, str(tmp_path), str(start)],
             stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": os.getcwd()},
+            env=os.environ | {"PYTHONPATH": ROOT},
             text=True,
         )
         for _ in range(kills_after):
@@ -513,6 +520,52 @@ for step in itertools.count(int(sys.argv[2])):
     assert steps_of(rows) == list(range(start + 20))
     assert all(float(r["loss"]) == int(r["step"]) / 8 for r in rows[:start])
     assert [r["tokens"] for r in rows[:start]] == [str(s * 512) for s in range(start)]
+
+
+STEPS, NAMES = st.integers(0, 12), st.sampled_from(["loss", "lr", "eval"])
+ACTIONS = st.one_of(
+    st.tuples(st.just("log"), STEPS, NAMES, st.integers(0, 10**6)),
+    st.tuples(st.just("rewind"), STEPS),
+    st.tuples(st.just("flush")),
+    st.tuples(st.just("new process")),
+    st.tuples(st.just("killed")),
+)
+
+
+@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.given(st.lists(ACTIONS, max_size=25))
+def test_the_table_is_what_the_rules_say(actions):
+    """Any order of calls, flushes, restarts and kills against a plain dict."""
+    rows: dict[int, dict[str, str]] = {}
+    is_first = True
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "roxxel_metrics.csv"
+        sink = CsvSink(path)
+        for kind, *arguments in [*actions, ("new process",)]:
+            if kind == "log":
+                step, name, value = arguments
+                if is_first:
+                    rows = {s: row for s, row in rows.items() if s < step}
+                rows.setdefault(step, {})[name] = str(value)
+                record = roxxel.sinks.Metrics(time=0, step=step, values={name: value})
+                sink.metrics(record)
+                is_first = False
+            elif kind == "rewind":
+                rows = {s: row for s, row in rows.items() if s <= arguments[0]}
+                sink.rewind(arguments[0])
+                is_first = False
+            elif kind == "flush":
+                sink.flush()
+            else:
+                sink._late_due = 0.0  # late rows wait a little otherwise
+                sink.flush() if kind == "killed" else sink.close()
+                sink, is_first = CsvSink(path), True
+        read = read_csv(path.parent) if path.exists() else []
+    assert steps_of(read) == sorted(rows)
+    assert [
+        {name: cell for name, cell in row.items() if cell and name != "step"}
+        for row in read
+    ] == [rows[step] for step in sorted(rows)]
 
 
 def test_quoted_column_names(tmp_path):
@@ -690,6 +743,53 @@ with Logger(sys.argv[1]) as log:
     result = run_python("-c", code, tmp_path, check=True)
     assert read_messages(tmp_path) == ["hello"]
     assert "from process 1" not in result.stdout
+
+
+TWO_PROCESSES = """
+import sys
+from roxxel import Logger
+index, port, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+log = Logger(folder)  # before the processes are joined
+import jax
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(f"127.0.0.1:{port}", 2, index)
+from jax.sharding import NamedSharding, PartitionSpec as P
+with log:
+    log.log_message("hello")
+    mesh = jax.make_mesh((2,), ("x",))
+    ones = jax.jit(lambda: jax.numpy.ones(8), out_shardings=NamedSharding(mesh, P("x")))
+    total = jax.jit(lambda x: x.sum(), out_shardings=NamedSharding(mesh, P()))
+    log.log_metrics_summary(step=1, loss=total(ones()))  # on devices of both
+    if index == 1:
+        raise RuntimeError("bad shard")
+"""
+
+
+def test_two_joined_processes_write_one_set_of_files(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWO_PROCESSES, str(i), str(port), str(tmp_path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": ROOT, "JAX_PLATFORMS": "cpu"},
+            text=True,
+        )
+        for i in range(2)
+    ]
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 1], outputs
+    assert "".join(out for out, _ in outputs).count("hello\n") == 1
+    assert "[process 1] stopped by RuntimeError" in outputs[1][1]
+    assert read_messages(tmp_path) == ["hello"]
+    assert [(r["step"], r["loss"]) for r in read_csv(tmp_path)] == [("1", "8.0")]
+    assert sorted(os.listdir(tmp_path)) == [
+        "roxxel_error_process_1.log",
+        "roxxel_metrics.csv",
+        "roxxel_system.log",
+    ]
 
 
 def test_a_wrong_process_id_is_named(tmp_path, monkeypatch):
