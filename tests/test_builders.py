@@ -56,9 +56,6 @@ def write_jsonl(path: pathlib.Path, items) -> pathlib.Path:
     return write(path, "".join(json.dumps(item) + "\n" for item in items))
 
 
-# ---- the library's own sources ----------------------------------------------
-
-
 def test_library_sources_are_the_documented_corpus():
     """Followed from the rule's text, independently of the builder."""
     root = pathlib.Path(sysconfig.get_path("stdlib"))
@@ -125,9 +122,6 @@ def test_a_python_without_sources_is_a_config_error(tmp_path):
         builders.python_library_sources(root=tmp_path)
     with pytest.raises(ConfigError, match="split is 'test', expected 'train' or"):
         builders.python_library_sources("test")
-
-
-# ---- text files -------------------------------------------------------------
 
 
 def test_files_are_documents_in_path_order_by_number(tmp_path):
@@ -241,9 +235,6 @@ def test_files_without_text_are_an_error(tmp_path):
         builders.text_files(tmp_path / "a.txt")
 
 
-# ---- splits -----------------------------------------------------------------
-
-
 def test_a_split_divides_documents_by_content_in_one_build(tmp_path, cached):
     lines = [f"document {i}" for i in range(4000)]
     write(tmp_path / "a.txt", "\n".join(lines))
@@ -280,9 +271,6 @@ def test_held_out_text_longer_than_a_read_is_whole(tmp_path):
     assert content(made) == text
 
 
-# ---- JSON lines -------------------------------------------------------------
-
-
 def test_jsonl_takes_a_field(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "one\nmore"}, {"text": "é🚀"}])
     with open(path, "a") as file:
@@ -312,9 +300,6 @@ def test_a_bad_line_is_named(line, match, tmp_path, cached):
     with pytest.raises(ConfigError, match=re.escape(f"{path}:3: ") + f".*{match}"):
         builders.jsonl(path)
     assert cached() == []
-
-
-# ---- the cache --------------------------------------------------------------
 
 
 def test_changed_inputs_and_options_build_anew(tmp_path, cached):

@@ -95,8 +95,6 @@ class Recorder:
         return [call[1].text for call in self.calls if call[0] == "message"]
 
 
-# ---- ends of a process ------------------------------------------------------
-
 ENDINGS = {
     "normal end of with": ("with Logger(D) as log: many(log)", 0, ""),
     "exception in with": (
@@ -255,9 +253,6 @@ def test_a_closed_stdout_pipe_stops_nothing(tmp_path):
     assert len([t for t in read_messages(tmp_path) if t.startswith("line")]) == MANY
 
 
-# ---- messages ---------------------------------------------------------------
-
-
 def test_text_log_has_time_level_and_text(tmp_path):
     with Logger(tmp_path, console=False) as log:
         log.log_message("100% ready")
@@ -354,9 +349,6 @@ def test_an_unfinished_line_of_a_killed_process_is_ended(tmp_path):
     with Logger(tmp_path, console=False) as log:
         log.log_message("again")
     assert read_messages(tmp_path) == ["cut of", "again"]
-
-
-# ---- metrics: the table -----------------------------------------------------
 
 
 def log_steps(folder, steps, **metrics):
@@ -599,9 +591,6 @@ def test_wrong_values_are_named_at_the_call(arguments, match, tmp_path):
     assert steps_of(read_csv(tmp_path)) == [0]
 
 
-# ---- devices ----------------------------------------------------------------
-
-
 def test_no_call_waits_for_a_device_and_order_is_kept(tmp_path):
     slow, late_step = DeviceValue(2.0), DeviceValue(7, ready=True)
     late_step.dtype = np.dtype("int32")
@@ -679,8 +668,6 @@ for step in range(5):
     assert result.stderr == ""
     assert [row["loss"] for row in read_csv(tmp_path)] == ["1.0"] * 5
 
-
-# ---- processes --------------------------------------------------------------
 
 RANKS = """
 import sys
@@ -796,9 +783,6 @@ def test_a_wrong_process_id_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("ROXXEL_PROCESS_ID", "one")
     with pytest.raises(ConfigError, match="ROXXEL_PROCESS_ID is 'one'"):
         Logger(tmp_path)
-
-
-# ---- sinks ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["message", "metrics", "flush"])
