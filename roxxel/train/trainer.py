@@ -245,9 +245,9 @@ class _Run:
         # Off a terminal the logger's own lines are the progress.
         if jax.process_index() or not sys.stderr.isatty():
             return contextlib.nullcontext()
-        progress = Progress(total=self.last_step, label="train", unit="step")
-        progress.set(start)
-        return contextlib.closing(progress)
+        return contextlib.closing(
+            Progress(self.last_step, label="train", unit="steps", initial=start)
+        )
 
     def _stop_agreed(self) -> bool:
         """Whether to stop before the next step; all processes give the same answer."""
