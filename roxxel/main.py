@@ -5,6 +5,7 @@ Exit codes are those of `roxxel.errors`: 0 done, 2 the configuration is wrong, 3
 diverged, 42 stopped after saving (start the same command again), 1 anything else.
 """
 
+import functools
 import importlib.util
 import os
 import sys
@@ -175,10 +176,13 @@ def _build(found: "Experiment") -> Any:
     """The `run` method of what the graph builds."""
     import fiddle as fdl
 
+    from roxxel.config import sharing
+
+    shorten = functools.partial(sharing.canonical, found.config)
     try:
         built = fdl.build(found.config)
     except Exception as err:
-        error = failures.from_build(err)
+        error = failures.from_build(err, shorten)
         if error is None:
             raise
         raise error from err

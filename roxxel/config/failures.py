@@ -1,7 +1,7 @@
 """Errors of a run as an exit code and the few lines that a person needs."""
 
 import re
-from typing import Any
+from collections.abc import Callable
 
 from roxxel import errors
 from roxxel.config import imports
@@ -37,8 +37,12 @@ def lines(message: str, code: int = errors.EXIT_CONFIG) -> list[str]:
     return [*details, f"{PREFIX} {first}"]
 
 
-def from_build(error: BaseException) -> errors.ConfigError | None:
+def from_build(
+    error: BaseException, shorten: Callable[[str], str] = str
+) -> errors.ConfigError | None:
     """One line for an error raised while a graph was built, naming the node's path.
+
+    `shorten` gives the path by which users know the node at a path.
 
     None where the error says nothing about the configuration, or has an exit code
     other than that of a wrong configuration.
@@ -49,23 +53,19 @@ def from_build(error: BaseException) -> errors.ConfigError | None:
     if code is None and not isinstance(error, BUILD_ERRORS):
         return None
     base = getattr(error, "proxy_base_exception", error)
-    where = _node(error)
+    where = _node(error, shorten)
     if code is not None:
-        return errors.ConfigError(f"{where}{_own_message(base)}")
+        return errors.ConfigError(f"{where}{str(base).strip()}")
     text = f"{where}{imports.one_line(base)}"
     if not isinstance(base, OSError):
         text = f"{text} (at {imports.location(error)}; --traceback shows all)"
     return errors.ConfigError(text)
 
 
-def _node(error: BaseException) -> str:
+def _node(error: BaseException, shorten: Callable[[str], str]) -> str:
     """`path (target): ` of the node that fiddle was building."""
     match = _FIDDLE_PATH.search(str(getattr(error, "proxy_message", "")))
     if match is None:
         return ""
-    path = match["path"].lstrip(".")
+    path = shorten(match["path"].lstrip("."))
     return f"{path} ({match['target']}): " if path else f"{match['target']}: "
-
-
-def _own_message(error: Any) -> str:
-    return str(error).strip()

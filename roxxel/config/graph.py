@@ -13,21 +13,8 @@ from typing import Any
 
 import fiddle as fdl
 
-from roxxel.config import containers, hints, paths, suggest
+from roxxel.config import containers, fields, hints, paths, signatures, suggest
 from roxxel.errors import ConfigError
-
-UNSET = fdl.NO_VALUE
-
-
-@dataclasses.dataclass(frozen=True)
-class Made:
-    """The default of a field that a function makes when the object is built.
-
-    It is called only to set something inside of its result: it might be slow, or touch
-    a device.
-    """
-
-    factory: Callable[..., Any]
 
 
 @dataclasses.dataclass
@@ -63,34 +50,6 @@ def slot(root: fdl.Buildable, path: str) -> Slot:
     return found
 
 
-def fields(node: fdl.Buildable) -> list[str]:
-    """The names of a node's fields, set or not."""
-    parameters = node.__signature_info__.parameters
-    skipped = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    names = [name for name, p in parameters.items() if p.kind not in skipped]
-    return names + [
-        name
-        for name in node.__arguments__
-        if isinstance(name, str) and name not in names
-    ]
-
-
-def default_of(node: fdl.Buildable, name: str) -> Any:
-    """The default of a field that is not set; `Made` where a function makes it."""
-    for field in _dataclass_fields(fdl.get_callable(node)):
-        if field.name == name and field.default_factory is not dataclasses.MISSING:
-            return _from_factory(field.default_factory)
-    parameter = node.__signature_info__.parameters.get(name)
-    if parameter is None or parameter.default is inspect.Parameter.empty:
-        return UNSET
-    return parameter.default
-
-
-def is_set(node: fdl.Buildable, name: str | int) -> bool:
-    """Whether a field has a value of its own, rather than a default or none."""
-    return name in node.__arguments__
-
-
 def _root_slot(root: fdl.Buildable) -> Slot:
     def refuse(value: Any) -> None:
         raise ConfigError("the root of the graph cannot be replaced.")
@@ -106,7 +65,7 @@ def _step(parent: Slot, element: paths.Key, where: str) -> Slot:
         return _item(parent, value, element, where)
     if isinstance(value, (list, tuple)):
         return _element(parent, value, element, where)
-    if value is UNSET:
+    if value is fields.UNSET:
         raise ConfigError(f"{where} has no value yet, so nothing in it can be set.")
     raise ConfigError(
         f"{where} is {suggest.shown(value)} of type {type(value).__name__}; "
@@ -117,7 +76,7 @@ def _step(parent: Slot, element: paths.Key, where: str) -> Slot:
 def _configured(parent: Slot) -> Any:
     """The parent's value, put into the graph where it was only a default."""
     value = parent.value
-    if isinstance(value, Made):
+    if isinstance(value, fields.Made):
         value = parent.value = _call(value.factory)
     if isinstance(value, fdl.Buildable):
         if not parent.held:
@@ -142,25 +101,17 @@ def _field(node: fdl.Buildable, element: paths.Key, where: str) -> Slot:
     if isinstance(element, int):
         return _positional(node, element, where)
     name = f"{element}"
-    if name not in fields(node) and not _takes_any(node):
-        shown = getattr(target, "__qualname__", str(target))
-        raise ConfigError(
-            f"{where} ({shown}) has no field {name!r}."
-            f"{suggest.did_you_mean(name, fields(node), what='fields')}"
-        )
-    value = node.__arguments__.get(name, UNSET)
-    if value is UNSET:
-        value = default_of(node, name)
+    if name not in fields.names(node) and not signatures.takes_any_name(target):
+        raise ConfigError(fields.no_such_field(where, target, name, fields.names(node)))
+    value = node.__arguments__.get(name, fields.UNSET)
+    if value is fields.UNSET:
+        value = fields.default_of(node, name)
     hint = hints.of_field(target, name)
 
     def replace(new: Any) -> None:
         setattr(node, name, new)
 
-    return Slot(node, name, value, hint, replace, name, is_set(node, name))
-
-
-def _takes_any(node: fdl.Buildable) -> bool:
-    return bool(node.__signature_info__.has_var_keyword)
+    return Slot(node, name, value, hint, replace, name, fields.is_set(node, name))
 
 
 def _positional(node: fdl.Buildable, index: int, where: str) -> Slot:
@@ -179,7 +130,7 @@ def _positional(node: fdl.Buildable, index: int, where: str) -> Slot:
 
 def _item(parent: Slot, value: dict, element: paths.Key, where: str) -> Slot:
     key = _matching_key(value, element)
-    if key is UNSET:
+    if key is fields.UNSET:
         options = [str(option) for option in value]
         raise ConfigError(
             f"{where} has no key {str(element)!r}; set the whole of it to add one."
@@ -198,7 +149,7 @@ def _matching_key(value: dict, element: paths.Key) -> Any:
     if element in value:
         return next(key for key in value if key == element)
     by_text = [key for key in value if str(key) == str(element)]
-    return by_text[0] if by_text else UNSET
+    return by_text[0] if by_text else fields.UNSET
 
 
 def _element(parent: Slot, value: list | tuple, element: paths.Key, where: str) -> Slot:
@@ -259,24 +210,6 @@ def _index_error(index: int, length: int) -> str:
 
 def _shown(element: paths.Key) -> str:
     return f"[{element}]" if isinstance(element, int) else f"field {element!r}"
-
-
-def _dataclass_fields(target: Any) -> tuple[dataclasses.Field, ...]:
-    if not isinstance(target, type) or not dataclasses.is_dataclass(target):
-        return ()
-    return dataclasses.fields(target)
-
-
-def _from_factory(factory: Callable[..., Any]) -> Any:
-    """The value of a default factory, as a graph where it makes an object."""
-    if factory in (list, dict, set, tuple):
-        return factory()
-    buildable = getattr(factory, "as_buildable", None)
-    if buildable is not None:
-        return buildable()
-    if isinstance(factory, type) and dataclasses.is_dataclass(factory):
-        return fdl.Config(factory)
-    return Made(factory)
 
 
 def _call(factory: Callable[..., Any]) -> Any:

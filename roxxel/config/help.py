@@ -5,9 +5,10 @@ from roxxel.config import fiddlers, listing, options, resolve, tags, text
 
 def overview(found: resolve.Experiment) -> str:
     """Usage, then each value of the experiment with its type, tags and fiddlers."""
+    lines = text.flat(found.config)
     types = text.types_of(found.config)
     rows = []
-    for line in text.flat(found.config):
+    for line in lines:
         shown = f": {types[line.path]}" if line.path in types else ""
         marks = f"  # {', '.join(line.marks)}" if line.marks else ""
         rows.append(f"  --fdl.{line.path}={line.value}{shown}{marks}")

@@ -3,11 +3,14 @@
 import dataclasses
 import functools
 import inspect
+import re
 import sys
 import types
 import typing
 from collections.abc import Callable
 from typing import Any
+
+from roxxel.config import dtypes, signatures
 
 UNKNOWN = Any  # the hint of a field whose annotation says nothing
 
@@ -67,14 +70,17 @@ def show(hint: Any) -> str:
     """A hint as a user would write it."""
     if hint is UNKNOWN:
         return "any value"
+    if dtypes.is_dtype_hint(hint):
+        return "dtype | None" if type(None) in members(hint) else "dtype"
     if hint is type(None):
         return "None"
     if is_union(hint):
         return " | ".join(show(member) for member in members(hint))
     if isinstance(hint, type) and not typing.get_args(hint):
         return hint.__name__
-    text = str(hint).replace("typing.", "").replace("collections.abc.", "")
-    return text.replace("NoneType", "None")
+    if typing.get_origin(hint) is Callable:
+        return "Callable"
+    return re.sub(r"[A-Za-z_][\w.]*\.(?=\w)", "", str(hint)).replace("NoneType", "None")
 
 
 def _annotated(target: Any) -> list[tuple[Any, dict[str, Any]]]:
@@ -114,7 +120,7 @@ def _resolved(annotation: Any, scope: dict[str, Any]) -> Any:
 
 
 def _positional_name(target: Any, index: int) -> str:
-    parameters = list(inspect.signature(target).parameters.values())
+    parameters = list(signatures.parameters(target).values())
     for parameter in parameters[: index + 1]:
         if parameter.kind is parameter.VAR_POSITIONAL:
             return parameter.name
@@ -124,7 +130,7 @@ def _positional_name(target: Any, index: int) -> str:
 def _keyword_hint(target: Any, field: str) -> Any:
     """The annotation of `**kwargs`, for a field that has no parameter of its own."""
     try:
-        parameters = inspect.signature(target).parameters
+        parameters = signatures.parameters(target)
     except (TypeError, ValueError):
         return UNKNOWN
     if field in parameters:

@@ -7,7 +7,7 @@ from typing import Any
 import fiddle as fdl
 from fiddle import history
 
-from roxxel.config import graph, hints, suggest, values
+from roxxel.config import fields, graph, hints, suggest, values
 from roxxel.config.scalars import NOTHING, MismatchError
 from roxxel.errors import ConfigError
 
@@ -44,8 +44,8 @@ def typed(slot: graph.Slot, text: str, *, where: str, flag: str) -> Any:
     Raises:
       ConfigError: one line naming flag, field, value and expected type.
     """
-    is_known = slot.value is not graph.UNSET and not isinstance(slot.value, graph.Made)
-    current = slot.value if is_known else NOTHING
+    is_made = slot.value is fields.UNSET or isinstance(slot.value, fields.Made)
+    current = NOTHING if is_made else slot.value
     hint = _dtype_by_name(slot, current)
     try:
         return values.parse(text, hint, current)
@@ -79,7 +79,7 @@ def _because(slot: graph.Slot) -> str:
     value = slot.value
     if slot.hint is not hints.UNKNOWN or isinstance(value, fdl.Buildable):
         return ""
-    if value is graph.UNSET or _is_nothing(value):
+    if value is fields.UNSET or _is_nothing(value):
         return ""
     return f" (it has no annotation and holds {suggest.shown(value)})"
 

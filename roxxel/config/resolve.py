@@ -11,6 +11,7 @@ from roxxel.config import (
     arguments,
     calls,
     fiddlers,
+    fields,
     graph,
     imports,
     load,
@@ -50,6 +51,7 @@ def experiment(line: arguments.CommandLine) -> Experiment:
     else:
         found = from_name(str(line.get("fdl_config")))
     apply(found, line.directives)
+    _check(found)
     return found
 
 
@@ -84,6 +86,13 @@ def apply(found: Experiment, directives: list[arguments.Directive]) -> None:
         )
         for slot in slots if isinstance(slots, list) else [slots]:
             found.notes += seen.notes(slot, directive)
+
+
+def _check(found: Experiment) -> None:
+    try:
+        fields.check_names(found.config)
+    except ConfigError as err:
+        raise ConfigError(f"{found.source or found.name}: {err}") from err
 
 
 class _Seen:

@@ -9,7 +9,7 @@ from typing import Any
 
 import fiddle as fdl
 
-from roxxel.config import calls, hints, imports, scalars, suggest
+from roxxel.config import calls, hints, imports, scalars, signatures, suggest
 from roxxel.config.scalars import MismatchError
 from roxxel.errors import ConfigError
 
@@ -201,7 +201,7 @@ def _short_name_modules(current: Any) -> list[str]:
 
 def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     try:
-        return dict(inspect.signature(function).parameters)
+        return dict(signatures.parameters(function))
     except (TypeError, ValueError) as err:
         raise ConfigError(f"{function!r} has no signature to configure.") from err
 

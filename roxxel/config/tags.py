@@ -6,7 +6,7 @@ from typing import Any
 import fiddle as fdl
 from fiddle import daglish, tagging
 
-from roxxel.config import graph, hints, override, suggest
+from roxxel.config import fields, graph, hints, override, suggest
 from roxxel.errors import ConfigError
 
 
@@ -68,13 +68,13 @@ def _tagged(root: fdl.Buildable, tag: Any) -> Iterator[graph.Slot]:
 
 
 def _slot(node: fdl.Buildable, key: Any, where: str) -> graph.Slot:
-    value = node.__arguments__.get(key, graph.UNSET)
-    if value is graph.UNSET:
-        value = graph.default_of(node, key)
+    value = node.__arguments__.get(key, fields.UNSET)
+    if value is fields.UNSET:
+        value = fields.default_of(node, key)
     hint = hints.of_field(fdl.get_callable(node), key)
     name = f"{where}.{key}" if where else str(key)
 
     def replace(new: Any) -> None:
         setattr(node, key, new)
 
-    return graph.Slot(node, key, value, hint, replace, name, graph.is_set(node, key))
+    return graph.Slot(node, key, value, hint, replace, name, fields.is_set(node, key))

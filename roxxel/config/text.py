@@ -11,7 +11,7 @@ from typing import Any
 
 import fiddle as fdl
 
-from roxxel.config import dtypes, graph, hints
+from roxxel.config import dtypes, fields, graph, hints, sharing
 
 MAX_VALUE_CHARS = 200  # of one value; longer ones are cut
 DEFAULT_MARK = "default"
@@ -35,9 +35,10 @@ class Line:
 def flat(root: fdl.Buildable) -> list[Line]:
     """All values of a graph, in the order of the signatures, nodes before fields.
 
-    A node or container that is reached a second time is one line naming the first.
+    A node that several paths reach is shown at the shortest of them; the others name
+    that one.
     """
-    return list(_walk(root, "", {}, ()))
+    return list(_walk(root, "", sharing.shortest_paths(root), ()))
 
 
 def render(root: fdl.Buildable) -> str:
@@ -46,13 +47,22 @@ def render(root: fdl.Buildable) -> str:
 
 
 def difference(before: str, after: str) -> list[str]:
-    """What changed between two flat texts: `path: old -> new`, in order of path."""
+    """What changed between two flat texts: `path: old -> new`, in order of path.
+
+    What is below a node that only one of them has is left out.
+    """
     old, new = _values(before), _values(after)
     changed = [path for path in {**old, **new} if old.get(path) != new.get(path)]
+    one_sided = {path for path in changed if path not in old or path not in new}
     return [
         f"{path}: {old.get(path, NO_VALUE)} -> {new.get(path, NO_VALUE)}"
         for path in changed
+        if path not in one_sided or not any(_is_below(path, above) for above in changed)
     ]
+
+
+def _is_below(path: str, above: str) -> bool:
+    return path.startswith((f"{above}.", f"{above}["))
 
 
 def show_value(value: Any) -> str:
@@ -70,42 +80,41 @@ def show_target(node: fdl.Buildable) -> str:
     return f"{name}(...)" if isinstance(node, fdl.Partial) else name
 
 
-def _walk(value: Any, path: str, seen: dict, marks: tuple[str, ...]) -> Iterator[Line]:
+def _walk(value: Any, path: str, homes: dict, marks: tuple[str, ...]) -> Iterator[Line]:
     label = path or "<root>"
-    if isinstance(value, (fdl.Buildable, list, dict)) and id(value) in seen:
-        yield Line(label, f"<shared with {seen[id(value)]}>", marks)
-        return
     if isinstance(value, fdl.Buildable):
-        seen[id(value)] = label
+        home = homes.get(id(value), path)
+        if home != path:
+            yield Line(label, f"<shared with {home or '<root>'}>", marks)
+            return
         yield Line(label, f"<{show_target(value)}>", marks)
-        yield from _walk_fields(value, path, seen)
+        yield from _walk_fields(value, path, homes)
     elif _has_nodes(value):
-        seen[id(value)] = label
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in items:
-            yield from _walk(item, f"{path}[{key!r}]", seen, marks)
+            yield from _walk(item, f"{path}[{key!r}]", homes, marks)
     else:
         yield Line(label, show_value(value), marks)
 
 
-def _walk_fields(node: fdl.Buildable, path: str, seen: dict) -> Iterator[Line]:
-    for name in graph.fields(node):
+def _walk_fields(node: fdl.Buildable, path: str, homes: dict) -> Iterator[Line]:
+    for name in fields.names(node):
         child = f"{path}.{name}" if path else name
         marks = tuple(
             f"tag {tag.__name__}" for tag in _sorted_tags(node.__argument_tags__, name)
         )
-        if graph.is_set(node, name):
-            yield from _walk(node.__arguments__[name], child, seen, marks)
+        if fields.is_set(node, name):
+            yield from _walk(node.__arguments__[name], child, homes, marks)
             continue
-        value = graph.default_of(node, name)
-        if value is graph.UNSET:
+        value = fields.default_of(node, name)
+        if value is fields.UNSET:
             yield Line(child, NO_VALUE, marks)
-        elif isinstance(value, graph.Made):
+        elif isinstance(value, fields.Made):
             yield Line(child, _made_by(value.factory), (DEFAULT_MARK, *marks))
         else:
             yield from _walk(value, child, {}, (DEFAULT_MARK, *marks))
     for key in sorted(key for key in node.__arguments__ if isinstance(key, int)):
-        yield from _walk(node.__arguments__[key], f"{path}[{key}]", seen, ())
+        yield from _walk(node.__arguments__[key], f"{path}[{key}]", homes, ())
 
 
 def types_of(root: fdl.Buildable) -> dict[str, str]:
