@@ -11,7 +11,6 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roxxel import errors
@@ -30,9 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     show_traceback = "--traceback" in argv
     try:
         return _main(argv)
-    except KeyboardInterrupt as err:
+    except KeyboardInterrupt:
         _say([f"{failures.PREFIX} interrupted."])
-        return failures.exit_code(err) or EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED
     except Exception as err:
         code = failures.exit_code(err)
         if code is None or show_traceback:
@@ -144,18 +143,38 @@ def _printed(found: "Experiment", line: arguments.CommandLine, mode: str) -> str
 
 
 def _train(found: "Experiment", line: arguments.CommandLine, argv: list[str]) -> int:
+    from roxxel.config import record, run_info
+
     given = line.get("workdir")
     workdir = workdir_lib.choose(given, found.name)
     flag = f"--workdir={given or workdir}"
     workdir_lib.check_writable(workdir, flag)
     workdir_lib.check_same_experiment(workdir, found.name, found.source, flag)
+    _check_runs(found.target, found.name)
     _initialize_distributed()
     run = _build(found)
-    info = _run_info(found, argv, workdir)
+    info = run_info.collect(
+        argv=argv, experiment=found.name, source=found.source, workdir=workdir
+    )
     workdir_lib.make(workdir, flag)
-    if _is_lead():
-        _record(found, workdir, info)
-    return _exit_code_of(run(workdir=workdir, run_info=info))
+    if not _is_lead():
+        return _exit_code_of(run(workdir=workdir, run_info=info))
+    before = workdir_lib.snapshot(workdir)
+    _say(record.write(found, workdir, info))
+    try:
+        return _exit_code_of(run(workdir=workdir, run_info=info))
+    except errors.ConfigError:
+        workdir_lib.restore(workdir, before)  # the run that is there stays as it was
+        raise
+
+
+def _check_runs(target: Any, name: str) -> None:
+    """Check that what is built can run: a class is asked before it is built."""
+    if isinstance(target, type) and not callable(getattr(target, "run", None)):
+        raise errors.ConfigError(
+            f"{name} builds an object of type {target.__name__}, which has no method "
+            "run(workdir, run_info)."
+        )
 
 
 def _initialize_distributed() -> None:
@@ -186,38 +205,8 @@ def _build(found: "Experiment") -> Any:
         if error is None:
             raise
         raise error from err
-    run = getattr(built, "run", None)
-    if not callable(run):
-        raise errors.ConfigError(
-            f"{found.name} builds an object of type {type(built).__name__}, which has "
-            "no method run(workdir, run_info)."
-        )
-    return run
-
-
-def _run_info(found: "Experiment", argv: list[str], workdir: Path) -> dict[str, Any]:
-    from roxxel.config import run_info
-
-    return run_info.collect(
-        argv=argv, experiment=found.name, source=found.source, workdir=workdir
-    )
-
-
-def _record(found: "Experiment", workdir: Path, info: dict[str, Any]) -> None:
-    """Write what the run is; say what changed since the run that is there."""
-    from roxxel.config import dump, run_info, text
-
-    as_text = dump.to_text(found.config, name=found.name, source=found.source)
-    as_json, warning = dump.to_json(found.config, name=found.name, source=found.source)
-    before = workdir_lib.read_text(workdir)
-    changes = text.difference(before, as_text) if before is not None else []
-    if changes:
-        _say([f"roxxel: note: {workdir} ran before with {suggest.listing(changes)}"])
-    if warning is not None:
-        _say([f"roxxel: warning: {warning}"])
-    workdir_lib.write_text(workdir / workdir_lib.CONFIG_JSON, as_json)
-    workdir_lib.write_text(workdir / workdir_lib.CONFIG_TEXT, as_text)
-    run_info.write(workdir, info)
+    _check_runs(type(built), found.name)
+    return built.run
 
 
 def _exit_code_of(result: Any) -> int:

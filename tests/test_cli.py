@@ -88,6 +88,16 @@ def test_work_directory_holds_what_the_run_was(tmp_path, monkeypatch, capsys):
     assert "model.dim: 8 -> 9" in capsys.readouterr().err
 
 
+def test_refused_resume_leaves_the_description_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main_lib.main([TOY, "--workdir=run"]) == 0
+    names = ("config.json", "config.txt", "run.json")
+    before = [Path("run", name).read_text() for name in names]
+    refused = [TOY, "--workdir=run", "--fdl.model.dim=9", "--fdl.ending=config"]
+    assert main_lib.main(refused) == 2
+    assert [Path("run", name).read_text() for name in names] == before
+
+
 def test_print_config_and_help_write_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main_lib.main([TOY, "--print_config", "--fdl.model.dim=9"]) == 0

@@ -281,6 +281,15 @@ def test_shared_node_moves_every_user():
     assert job.schedule.total == 77
 
 
+def test_replacing_a_shared_node_names_who_keeps_it():
+    found = full("--fdl.evaluation=None", "--fdl.steps=3")
+    assert found.config.evaluation is None
+    assert found.config.schedule is not None
+    (note,) = found.notes
+    assert "--fdl.evaluation=None" in note
+    assert "schedule still holds it" in note
+
+
 def test_subgraph_by_a_call():
     experiment = full(
         "--fdl.model.parent.child=toy_experiments.basic.child(x=1e1)",

@@ -13,7 +13,7 @@ from typing import Any
 
 import fiddle as fdl
 
-from roxxel.config import containers, fields, hints, paths, signatures, suggest
+from roxxel.config import containers, dtypes, fields, hints, paths, signatures, suggest
 from roxxel.errors import ConfigError
 
 
@@ -93,7 +93,9 @@ def _configured(parent: Slot) -> Any:
 def _can_be_partial(value: Any, hint: Any) -> bool:
     """Whether a field holds a function or class whose arguments may be bound."""
     is_plain = inspect.isfunction(value) or inspect.isclass(value)
-    return is_plain and typing.get_origin(hint) is not type and hint is not type
+    if not is_plain or dtypes.is_dtype(value):
+        return False
+    return typing.get_origin(hint) is not type and hint is not type
 
 
 def _field(node: fdl.Buildable, element: paths.Key, where: str) -> Slot:

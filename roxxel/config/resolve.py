@@ -18,6 +18,7 @@ from roxxel.config import (
     locate,
     override,
     paths,
+    sharing,
     suggest,
     symbols,
     tags,
@@ -37,6 +38,11 @@ class Experiment:
     config: fdl.Buildable
     module: str | None = None
     notes: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def target(self) -> Callable[..., Any]:
+        """The function or class that the root of the graph builds."""
+        return fdl.get_callable(self.config)
 
 
 def experiment(line: arguments.CommandLine) -> Experiment:
@@ -86,6 +92,23 @@ def apply(found: Experiment, directives: list[arguments.Directive]) -> None:
         )
         for slot in slots if isinstance(slots, list) else [slots]:
             found.notes += seen.notes(slot, directive)
+            found.notes += _still_shared(found.config, slot.value, directive)
+
+
+def _still_shared(
+    root: fdl.Buildable, replaced: Any, directive: arguments.Directive
+) -> list[str]:
+    """Who still uses a node that a directive has replaced in one place."""
+    if not isinstance(replaced, fdl.Buildable):
+        return []
+    users = sharing.users(root, replaced)
+    if not users:
+        return []
+    return [
+        f"{directive.flag} replaces a shared node in this place only; "
+        f"{suggest.listing(users)} still holds it. Setting a field of the node moves "
+        "all."
+    ]
 
 
 def _check(found: Experiment) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 from roxxel.config import workdir as workdir_lib
 
-FILE_NAME = "run.json"
 GIT_TIMEOUT_SECS = 2.0
 PACKAGES = (
     *("roxxel", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle"),
@@ -82,13 +81,15 @@ def git_state(directory: os.PathLike[str] | str = ".") -> dict[str, Any] | None:
 def write(workdir: os.PathLike[str] | str, info: Mapping[str, Any]) -> Path:
     """Write `info` to `run.json` in a work directory, at once or not at all."""
     content = json.dumps(dict(info), indent=1, default=str) + "\n"
-    return workdir_lib.write_text(Path(workdir) / FILE_NAME, content)
+    return workdir_lib.write_text(Path(workdir) / workdir_lib.RUN_JSON, content)
 
 
 def read(workdir: os.PathLike[str] | str) -> dict[str, Any]:
     """What `run.json` of a work directory says; empty where there is none."""
     try:
-        content = json.loads((Path(workdir) / FILE_NAME).read_text(encoding="utf-8"))
+        content = json.loads(
+            (Path(workdir) / workdir_lib.RUN_JSON).read_text(encoding="utf-8")
+        )
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -23,6 +23,23 @@ def shortest_paths(root: fdl.Buildable) -> dict[int, str]:
     return found
 
 
+def users(root: fdl.Buildable, node: fdl.Buildable) -> list[str]:
+    """The paths of all fields and elements that hold a node."""
+    found = []
+    queue: collections.deque[tuple[Any, str]] = collections.deque([(root, "")])
+    seen = set()
+    while queue:
+        value, path = queue.popleft()
+        if isinstance(value, fdl.Buildable):
+            if value is node:
+                found.append(path)
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+        queue.extend(_children(value, path))
+    return found
+
+
 def canonical(root: fdl.Buildable, path: str) -> str:
     """The shortest path of the node at `path`; `path` itself where there is no node."""
     if not path:

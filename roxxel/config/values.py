@@ -125,6 +125,8 @@ def _parse_like(text: str, current: Any) -> Any:
     if type(current) in _SCALARS:
         return _SCALARS[type(current)](text)
     if isinstance(current, fdl.Buildable):
+        if scalars.is_none(text, strict=True):
+            return None
         return symbols.parse_node(text, hints.UNKNOWN, current)
     if dtypes.is_dtype(current):
         return dtypes.parse(text, current)

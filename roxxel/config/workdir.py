@@ -10,6 +10,7 @@ from roxxel.errors import ConfigError
 DEFAULT_ROOT = "runs"
 CONFIG_JSON = "config.json"
 CONFIG_TEXT = "config.txt"
+RUN_JSON = "run.json"
 
 
 def choose(given: str | None, experiment: str) -> Path:
@@ -76,6 +77,20 @@ def write_text(path: Path, content: str) -> Path:
     finally:
         temporary.unlink(missing_ok=True)
     return path
+
+
+def snapshot(path: Path) -> dict[str, bytes]:
+    """The files that describe the run in a work directory, by name."""
+    names = (CONFIG_JSON, CONFIG_TEXT, RUN_JSON)
+    return {
+        name: (path / name).read_bytes() for name in names if (path / name).exists()
+    }
+
+
+def restore(path: Path, before: dict[str, bytes]) -> None:
+    """Put back the files of a `snapshot` that held any."""
+    for name, content in before.items():
+        (path / name).write_bytes(content)
 
 
 def read_text(path: Path) -> str | None:

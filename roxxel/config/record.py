@@ -1,0 +1,33 @@
+"""What a work directory says about its run: config.json, config.txt, run.json."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from roxxel.config import dump, resolve, run_info, suggest, text, workdir
+
+
+def write(
+    found: resolve.Experiment, directory: Path, info: Mapping[str, Any]
+) -> list[str]:
+    """Write the three files; remarks for the user come back, one line each.
+
+    Args:
+      found: the experiment as it is going to run.
+      directory: the work directory, which exists.
+      info: from `run_info.collect`.
+    """
+    as_text = dump.to_text(found.config, name=found.name, source=found.source)
+    as_json, warning = dump.to_json(found.config, name=found.name, source=found.source)
+    before = workdir.read_text(directory)
+    remarks = []
+    changes = text.difference(before, as_text) if before is not None else []
+    if changes:
+        listed = suggest.listing(changes)
+        remarks.append(f"roxxel: note: {directory} ran before with {listed}")
+    if warning is not None:
+        remarks.append(f"roxxel: warning: {warning}")
+    workdir.write_text(directory / workdir.CONFIG_JSON, as_json)
+    workdir.write_text(directory / workdir.CONFIG_TEXT, as_text)
+    run_info.write(directory, info)
+    return remarks
