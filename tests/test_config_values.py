@@ -73,6 +73,7 @@ TYPED = [
     (int | None, "7", 7),
     (int | None, "x", REFUSED),
     (Path, "~", Path.home()),
+    (Path, "~no_such_user/x", Path("~no_such_user/x")),
     (Path, "/data/my run/a=b", Path("/data/my run/a=b")),
     (Path, "", REFUSED),
     (Path | None, "None", None),

@@ -79,7 +79,10 @@ WRONG = [
     ([TOY, "--print_config=maybe"], ["--print_config", "maybe"]),
     ([TOY, "--mode=trian"], ["--mode=trian", "train"]),
     ([TOY, "--mode=diff"], ["--mode=diff", "--against"]),
-    ([TOY, "--mode=diff", "--against=ssm_smoll"], ["--against=ssm_smoll:", "ssm_small"]),
+    (
+        [TOY, "--mode=diff", "--against=ssm_smoll"],
+        ["--against=ssm_smoll:", "ssm_small"],
+    ),
     ([TOY, "--mode=diff", "--against=./x.json"], ["--against=./x.json", "no such"]),
     ([TOY, "--mode=explain", "--path=model.dimm"], ["--path=model.dimm", "dim"]),
     ([TOY, "--path=model"], ["--path", "explain"]),

@@ -18,7 +18,7 @@ from typing import Any
 import fiddle as fdl
 from fiddle.experimental import serialization
 
-from roxxel.config import encode, imports, suggest
+from roxxel.config import encode, imports, suggest, text
 from roxxel.errors import ConfigError
 
 MAX_FILE_BYTES = 64 * 1024**2
@@ -117,7 +117,10 @@ def _parsed(content: str, flag: str) -> dict[str, Any]:
 
 def _deserialized(content: str, policy: "_Policy", flag: str) -> Any:
     try:
-        return encode.decode(serialization.load_json(content, policy))
+        loaded = encode.decode(serialization.load_json(content, policy))
+        if isinstance(loaded, fdl.Buildable):
+            text.render(loaded)  # reads all of it: names and tags of the wrong kind
+        return loaded
     except serialization.PyrefPolicyError as err:
         raise ConfigError(f"{flag}: {_not_allowed(err, policy)}") from err
     except ConfigError as err:
@@ -127,8 +130,8 @@ def _deserialized(content: str, policy: "_Policy", flag: str) -> Any:
     except ImportError as err:
         raise ConfigError(f"{flag}: {_first_line(err)}; is it installed?") from err
     except AttributeError as err:
-        text = f"{flag}: {_first_line(err)}; the code has changed since it was written."
-        raise ConfigError(text) from err
+        message = f"{flag}: {_first_line(err)}; the code has changed since."
+        raise ConfigError(message) from err
     except Exception as err:
         raise ConfigError(f"{flag}: is no config: {imports.one_line(err)}") from err
 
@@ -138,12 +141,12 @@ def _first_line(error: BaseException) -> str:
 
 
 def _not_allowed(error: serialization.PyrefPolicyError, policy: "_Policy") -> str:
-    package = error.module.partition(".")[0]
-    text = f"wants {error.module}.{error.symbol}, which a config file may not import."
+    package = f"{error.module}".partition(".")[0]  # of a file: any kind of value
+    wants = f"wants {error.module}.{error.symbol}, which a config file may not import."
     if policy.is_own(package) or package in sys.builtin_module_names or not package:
-        return text
+        return wants
     return (
-        f"{text} If it is yours: --trust_module={package} (or --trust_config for any)."
+        f"{wants} If it is yours: --trust_module={package} (or --trust_config for any)."
     )
 
 

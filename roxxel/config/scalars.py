@@ -7,6 +7,7 @@ import ast
 import enum
 import inspect
 import operator
+import os
 import re
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
@@ -116,8 +117,7 @@ def parse_path(text: str, kind: type[PurePath] = Path) -> PurePath:
     word = unquote(text)
     if not word.strip():
         raise MismatchError("a path", "The text is empty.")
-    path = kind(word)
-    return path.expanduser() if isinstance(path, Path) else path
+    return kind(os.path.expanduser(word))
 
 
 def parse_bytes(text: str) -> bytes:

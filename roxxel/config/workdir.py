@@ -15,7 +15,7 @@ RUN_JSON = "run.json"
 
 def choose(given: str | None, experiment: str) -> Path:
     """The absolute work directory: as given, or `runs/<experiment>`."""
-    path = Path(given).expanduser() if given else Path(DEFAULT_ROOT) / experiment
+    path = os.path.expanduser(given) if given else Path(DEFAULT_ROOT) / experiment
     return Path(os.path.abspath(path))
 
 
