@@ -261,6 +261,23 @@ def test_another_optimizer_is_a_mismatch_and_model_only_is_on_request(tmp_path):
     assert_same(leaves(other), leaves(saved))
 
 
+def test_an_optimizer_that_holds_its_model_is_stored_once(tmp_path):
+    model = Tiny(nnx.Rngs(0))
+    both = nnx.ModelAndOptimizer(model, optax.sgd(1e-2), wrt=nnx.Param)
+    with Checkpointer(tmp_path, model, both) as checkpointer:
+        checkpointer.save(1)
+    names = json.loads((tmp_path / "1" / "roxxel.json").read_text())["arrays"]
+    assert [name for name in names if "kernel" in name] == [
+        "model/first/kernel",
+        "model/last/kernel",
+    ]
+    fresh = Tiny(nnx.Rngs(1))
+    optimizer = nnx.ModelAndOptimizer(fresh, optax.sgd(1e-2), wrt=nnx.Param)
+    assert Checkpointer(tmp_path, fresh, optimizer).restore() == 1
+    assert_same(leaves(fresh), leaves(model))
+    assert optimizer.model.first.kernel is fresh.first.kernel
+
+
 def test_saved_without_an_optimizer_it_is_missing(tmp_path):
     model, optimizer = tiny()
     with Checkpointer(tmp_path, model) as checkpointer:
@@ -484,6 +501,13 @@ def test_a_checkpoint_of_a_newer_format_is_refused(tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
     with pytest.raises(ConfigError, match=r"format 99.*Upgrade roxxel"):
         Checkpointer(tmp_path, model, optimizer).restore()
+
+
+@pytest.mark.parametrize("wrong", [True, 3.0, -3, "latest"])
+def test_what_is_no_step_is_not_taken_for_one(tmp_path, wrong):
+    model, optimizer = filled(tmp_path)
+    with pytest.raises(ConfigError, match="completed steps"):
+        Checkpointer(tmp_path, model, optimizer).restore(wrong)
 
 
 @pytest.mark.parametrize("missing", [4, "best"])

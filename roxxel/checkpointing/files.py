@@ -18,6 +18,7 @@ import pathlib
 import re
 import shutil
 
+from roxxel.checkpointing.record import checked_step
 from roxxel.errors import ConfigError
 
 FORMAT = 1
@@ -217,10 +218,14 @@ def find(root: pathlib.Path, wanted: int | str, keep: Keep) -> Step:
 
     Raises:
       CheckpointError: there is none; tells what there is.
+      ConfigError: `wanted` is neither.
     """
     steps, broken = scan(root)
     by_number: dict[int | str, Step] = {step.number: step for step in steps}
-    found = keep.best(steps) if wanted == "best" else by_number.get(wanted)
+    if wanted == "best":
+        found = keep.best(steps)
+    else:
+        found = by_number.get(checked_step(wanted))
     if found is None:
         why = [f"; {b}" for b in broken if b.path.name.split(".")[0] == str(wanted)]
         there = ", ".join(map(str, sorted(step.number for step in steps))) or "none"

@@ -85,26 +85,22 @@ def snapshot(leaves: dict[str, Any]) -> dict:
     step may overwrite: so CPU arrays are copied. Elsewhere Orbax copies to the host
     before `save` returns, and a second copy on the device would cost memory.
     """
-    plain = {
-        name: jax.random.key_data(leaf) if _is_key(leaf) else leaf
-        for name, leaf in leaves.items()
-    }
-    deleted = [n for n, a in plain.items() if isinstance(a, jax.Array) and _gone(a)]
+    deleted = [n for n, leaf in leaves.items() if getattr(leaf, "is_deleted", bool)()]
     if deleted:
         raise ConfigError(
             f"{len(deleted)} arrays were donated and hold nothing, the first is "
             f"{deleted[0]}. Put the step's results into the model (nnx.update) "
             "before save."
         )
+    plain = {
+        name: jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        for name, leaf in leaves.items()
+    }
     to_copy = {n: a for n, a in plain.items() if _shares_host_memory(a)}
     copies = jax.device_put(to_copy, _shardings(to_copy), may_alias=False)
     rest = {n: _on_host(a) for n, a in plain.items() if n not in to_copy}
     jax.block_until_ready(copies)
     return _nested({n: a for n, a in {**rest, **copies}.items() if a.size})
-
-
-def _gone(array: jax.Array) -> bool:
-    return array.is_deleted()
 
 
 def _shardings(arrays: dict[str, jax.Array]) -> dict:

@@ -44,8 +44,11 @@ class Writer:
         except Exception as err:
             raise self._failure(number, err) from err
         self._number = number
-        finish = lambda: self._finish(orbax, number, record if lead else None)  # noqa: E731
-        self._thread = threading.Thread(target=finish, name=f"checkpoint-{number}")
+        self._thread = threading.Thread(
+            target=self._finish,
+            args=(orbax, number, record if lead else None),
+            name=f"checkpoint-{number}",
+        )
         exits.track(self)
         self._thread.start()
 
