@@ -14,6 +14,7 @@ from absl import logging
 from roxxel.data import dtypes, modes, paths, publish, steps
 from roxxel.data.layout import Layout
 from roxxel.data.reader import ShardReader
+from roxxel.data.rows import RowWindow
 from roxxel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -228,6 +229,14 @@ class Roxxel:
             IndexError: A row is not there.
             ValueError: A value does not fit `dtype` exactly; names it.
         """
+        window = self.locate(row_ids, seq_len, overlap, dtype)
+        return window.read(0, len(window))
+
+    def locate(self, row_ids, seq_len: int, overlap: int = 0, dtype=None) -> RowWindow:
+        """Rows to be read later, a run at a time: `locate(...).read(start, stop)`.
+
+        Arguments and errors are those of `rows`.
+        """
         reader = self._opened()
         seq_len = steps.positive("seq_len", seq_len)
         overlap = steps.not_negative("overlap", overlap)
@@ -239,7 +248,7 @@ class Roxxel:
             raise TypeError(f"row_ids must be integers, got dtype {ids.dtype}")
         if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= count):
             raise IndexError(f"rows {ids.min()} to {ids.max()}, there are {count}")
-        return reader.rows(ids.astype(np.int64), seq_len, overlap, wanted)
+        return reader.locate(ids.astype(np.int64), seq_len, overlap, wanted)
 
     def estimate_steps(self, seq_len: int, batch_size: int, overlap: int = 0) -> int:
         """Steps of one epoch: whole batches of `batch_size` rows."""
@@ -258,7 +267,7 @@ class Roxxel:
         dtype=None,
         mesh=None,
         data_sharding=None,
-        prefetch: int = 2,
+        prefetch: int | None = None,
     ) -> "RoxxelStream":
         """Shuffled batches [batch_size, seq_len + overlap]; see `RoxxelStream`."""
         from roxxel.data.stream import RoxxelStream

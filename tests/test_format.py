@@ -97,10 +97,23 @@ def test_a_plain_reader_of_the_layout_reads_what_is_written(tmp_path):
 
 @pytest.mark.parametrize(
     "dtype",
-    (
-        "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32"
-        " float64 bfloat16 float8_e4m3fn int4"
-    ).split(),
+    [
+        "bool",
+        "int8",
+        "uint8",
+        "int16",
+        "uint16",
+        "int32",
+        "uint32",
+        "int64",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "bfloat16",
+        "float8_e4m3fn",
+        "int4",
+    ],
 )
 def test_every_dtype_round_trips(tmp_path, dtype):
     # float8_e4m3fn is longer than the footer's 8 bytes: the extension has it in full

@@ -71,7 +71,7 @@ def damage(path, at, raw):
 
 def test_verify_names_every_fault(capsys, tmp_path):
     Roxxel(tmp_path / "d_*.rox").write(
-        [np.arange(50, dtype=np.int32)], block_size=40, max_shard_bytes=600
+        [np.arange(200, dtype=np.int32)], block_size=40, max_shard_bytes=600
     )
     first, *_, last = sorted(tmp_path.iterdir())
     records = len(Roxxel(first))

@@ -51,7 +51,7 @@ def test_golden_batches(data):
     ]
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 2, 5])
+@pytest.mark.parametrize("prefetch", [None, 0, 1, 2, 5])
 def test_a_batch_is_a_function_of_its_step(data, prefetch):
     stream = data.stream(seq_len=10, batch_size=4, seed=3, overlap=1, prefetch=prefetch)
     steps = stream.steps_per_epoch
@@ -157,7 +157,7 @@ def test_a_start_behind_the_end_is_refused_with_both_numbers(data):
 
 
 def test_after_the_end_nothing_comes_for_ever(data):
-    stream = data.stream(10, 50)
+    stream = data.stream(10, 50, prefetch=2)
     assert iter(stream) is stream
     assert len(list(stream)) == 2
     for _ in range(3):
@@ -282,13 +282,17 @@ def test_other_data_are_refused(data, tmp_path):
 
 
 class FailingRoxxel(Roxxel):
-    def rows(self, row_ids, *args):
-        if self.num_calls == 3:
-            raise OSError("the disk has gone")
-        self.num_calls += 1
-        return super().rows(row_ids, *args)
+    num_reads = 0
 
-    num_calls = 0
+    def locate(self, *args):
+        self.window = super().locate(*args)
+        return self
+
+    def read(self, start, stop):
+        if self.num_reads == 3:
+            raise OSError("the disk has gone")
+        self.num_reads += 1
+        return self.window.read(start, stop)
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -304,7 +308,7 @@ def test_exceptions_of_the_reading_thread_reach_the_caller(data, prefetch):
 
 
 def test_close_joins_and_ends(data):
-    with data.stream(10, 4) as stream:
+    with data.stream(10, 4, prefetch=2) as stream:
         kept = next(stream)
         assert len(prefetch_threads()) == 1
     assert prefetch_threads() == []
@@ -316,8 +320,8 @@ def test_close_joins_and_ends(data):
 
 def test_forgotten_streams_leave_no_thread(data):
     for _ in range(5):
-        next(data.stream(10, 4))
-        some = data.stream(10, 4).steps(0, 20)
+        next(data.stream(10, 4, prefetch=2))
+        some = data.stream(10, 4, prefetch=2).steps(0, 20)
         next(some)
     del some
     gc.collect()
@@ -325,7 +329,7 @@ def test_forgotten_streams_leave_no_thread(data):
 
 
 def test_constructing_starts_nothing(data):
-    stream = data.stream(10, 4)
+    stream = data.stream(10, 4, prefetch=2)
     assert prefetch_threads() == []
     assert isinstance(stream, RoxxelStream)
 
@@ -333,7 +337,7 @@ def test_constructing_starts_nothing(data):
 def test_exit_with_a_running_stream_does_not_hang(data, run_python, tmp_path):
     code = """
 from roxxel import Roxxel
-stream = Roxxel("d_*.rox").stream(10, 4, epochs=10**6)
+stream = Roxxel("d_*.rox").stream(10, 4, epochs=10**6, prefetch=2)
 next(stream)
 kept = stream.steps(0, 10**9)
 next(kept)
@@ -347,7 +351,7 @@ next(kept)
 
 def test_a_data_set_closed_under_a_stream_does_no_harm(data):
     with data:
-        stream = data.stream(10, 4)
+        stream = data.stream(10, 4, prefetch=2)
         first = next(stream)
     assert len(list(stream)) == 24
     np.testing.assert_array_equal(first, stream.batch(0))

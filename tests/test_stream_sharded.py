@@ -16,9 +16,19 @@ from roxxel import ConfigError, Roxxel
 class CountingRoxxel(Roxxel):
     """Keeps the ids of all rows that were read."""
 
-    def rows(self, row_ids, *args):
-        self.read = [*getattr(self, "read", []), *row_ids.tolist()]
-        return super().rows(row_ids, *args)
+    def locate(self, row_ids, *args):
+        window = super().locate(row_ids, *args)
+        return CountingWindow(self, window, row_ids)
+
+
+class CountingWindow:
+    def __init__(self, data, window, row_ids):
+        self.data, self.window, self.row_ids = data, window, row_ids
+
+    def read(self, start, stop):
+        read = self.row_ids[start:stop].tolist()
+        self.data.read = [*getattr(self.data, "read", []), *read]
+        return self.window.read(start, stop)
 
 
 @pytest.fixture
@@ -173,11 +183,15 @@ rank, port, location = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.config.update("jax_num_cpu_devices", 2)
 
+read = []
+
 class CountingRoxxel(Roxxel):
-    read = []
-    def rows(self, row_ids, *args):
-        self.read += row_ids.tolist()
-        return super().rows(row_ids, *args)
+    def locate(self, row_ids, *args):
+        self.window, self.row_ids = super().locate(row_ids, *args), row_ids
+        return self
+    def read(self, start, stop):
+        read.extend(self.row_ids[start:stop].tolist())
+        return self.window.read(start, stop)
 
 data = CountingRoxxel(location).open()
 from jax._src import xla_bridge
@@ -190,7 +204,7 @@ for mesh, spec in [
     (Mesh(devices.reshape(2, 2), ("data", "seq")), P("data", "seq")),
     (Mesh(devices.reshape(2, 2).T, ("data", "seq")), P("data", "seq")),
 ]:
-    data.read.clear()
+    read.clear()
     stream = data.stream(31, 8, overlap=1, seed=5, mesh=mesh, data_sharding=spec)
     host = Roxxel(location).stream(31, 8, overlap=1, seed=5)
     owned = set()
@@ -202,11 +216,11 @@ for mesh, spec in [
     total = jax.jit(lambda x: x.sum())(batch)
     assert int(total) == int(expected.sum())
     stream.close()
-    ahead = len(data.read) - len(owned)  # read ahead: whole batches of own rows
+    ahead = len(read) - len(owned)  # read ahead: whole batches of own rows
     assert ahead % (len(owned) // 4) == 0 and ahead <= 3 * len(owned) // 4, ahead
     firsts = [int(expected[r, 0]) // 31 for s, r in owned if s == 3]
     mine = len(owned) // 4
-    assert sorted(firsts) == sorted(data.read[3 * mine : 4 * mine])
+    assert sorted(firsts) == sorted(read[3 * mine : 4 * mine])
     print(rank, mine, flush=True)
 """
 
@@ -238,3 +252,11 @@ def test_two_processes_see_the_same_batches_and_read_their_own_rows(
         # rows over processes; rows over processes; every row on both processes
         lines = [line for line in out.splitlines() if not line.startswith("[Gloo]")]
         assert lines == [f"{rank} 4", f"{rank} 4", f"{rank} 8"], err[-2000:]
+
+
+def test_batches_are_made_ahead_on_devices_only_by_default(data):
+    host = data.stream(31, 8)
+    assert host.prefetch == 0
+    assert host.place(mesh_of(2)).prefetch == 2
+    assert data.stream(31, 8, prefetch=5).place(mesh_of(2)).prefetch == 5
+    assert data.stream(31, 8, prefetch=0).place(mesh_of(2)).prefetch == 0

@@ -19,8 +19,8 @@ _ORDER_WINDOW = 8192  # positions that are permuted at once: 0.3 ms
 class Batches:
     """Makes batches; what a thread holds, so that the stream can be collected.
 
-    `place` is given a function of (start, stop) that reads these rows of the batch and
-    returns the batch; None leaves batches on the host.
+    `place(read, begin)` makes the batch whose rows i to j are what
+    `read(begin + i, begin + j)` returns; None leaves batches on the host.
     """
 
     dataset: "Roxxel"
@@ -43,17 +43,13 @@ class Batches:
             )
             permutation = order.Permutation(self.grid.num_rows, self.seed, epoch)
             ids = permutation(np.arange(first, first + count * batch_size))
-            for i in range(count):
-                yield self._batch(ids[i * batch_size : (i + 1) * batch_size])
+            window = self.dataset.locate(ids, self.seq_len, self.overlap, self.dtype)
+            for begin in range(0, count * batch_size, batch_size):
+                if self.place is None:
+                    yield window.read(begin, begin + batch_size)
+                else:
+                    yield self.place(window.read, begin)
             start += count
-
-    def _batch(self, row_ids: np.ndarray):
-        if self.place is None:
-            return self._rows(row_ids)
-        return self.place(lambda start, stop: self._rows(row_ids[start:stop]))
-
-    def _rows(self, row_ids: np.ndarray) -> np.ndarray:
-        return self.dataset.rows(row_ids, self.seq_len, self.overlap, self.dtype)
 
 
 def resolve_dtype(dataset: "Roxxel", dtype) -> np.dtype:

@@ -28,11 +28,11 @@ class Placement:
             start, stop, _ = rows.indices(shape[0])
             self._readers.setdefault((start, stop), []).append((device, columns))
 
-    def put(self, read_rows):
-        """The global array of the rows that `read_rows(start, stop)` returns."""
+    def put(self, read_rows, begin: int):
+        """The global array whose rows i to j are `read_rows(begin + i, begin + j)`."""
         pieces, devices = [], []
         for (start, stop), users in self._readers.items():
-            host = read_rows(start, stop)
+            host = read_rows(begin + start, begin + stop)
             for device, columns in users:
                 pieces.append(host[:, columns])
                 devices.append(device)

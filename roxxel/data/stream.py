@@ -44,7 +44,9 @@ class RoxxelStream:
             value that does not fit is an error, never wrapped.
         mesh: Mesh to place batches on, rows over its first axis.
         data_sharding: A jax sharding, or a PartitionSpec over `mesh`, in its place.
-        prefetch: Batches made ahead on a thread while iterating; 0 for no thread.
+        prefetch: Batches made ahead on a thread while iterating; 0 for no thread. None
+            makes 2 ahead on devices and none on the host, where handing a batch over
+            costs as much as gathering it from the page cache.
 
     Raises:
         ConfigError: A size is wrong, the data hold less than one batch, start_step lies
@@ -66,13 +68,12 @@ class RoxxelStream:
         dtype=None,
         mesh=None,
         data_sharding=None,
-        prefetch: int = 2,
+        prefetch: int | None = None,
     ):
         self.dataset = dataset
         self.seed = order.check_seed(seed)
         self.overlap = steps.not_negative("overlap", overlap)
         self.seq_len = steps.positive("seq_len", seq_len)
-        self.prefetch = steps.not_negative("prefetch", prefetch)
         self._grid = steps.Grid(
             num_rows=steps.num_rows(dataset.num_elements, self.seq_len, self.overlap),
             batch_size=steps.positive("batch_size", batch_size),
@@ -84,6 +85,10 @@ class RoxxelStream:
         self._placement: Placement | None = None
         if mesh is not None or data_sharding is not None:
             self._placement = self._placed(mesh, data_sharding)
+        self._given_prefetch = prefetch
+        if prefetch is None:
+            prefetch = 2 if self._placement else 0
+        self.prefetch = steps.not_negative("prefetch", prefetch)
         self._next_step = self._grid.start_step
         self._iterator: Prefetcher | Generator | None = None
         self._is_closed = False
@@ -181,7 +186,7 @@ class RoxxelStream:
             dtype=self.dtype,
             mesh=mesh,
             data_sharding=data_sharding,
-            prefetch=self.prefetch,
+            prefetch=self._given_prefetch,
         )
 
     def position(self, step: int) -> dict:

@@ -1,0 +1,102 @@
+"""All shards of a data set mapped into one reserved range of addresses.
+
+A row of any shard is then a window of one array, so a batch over any number of shards
+is one vectorised gather, and no file stays open. Reserving addresses takes no memory;
+pages that were read count as file pages of the process (RSS) and the kernel may take
+them back at any time.
+"""
+
+import ctypes
+import mmap
+import os
+import threading
+
+import numpy as np
+
+from roxxel.data import rox_format
+from roxxel.errors import ShardFormatError
+
+_MAP_FIXED = 0x10  # the same on Linux and macOS
+
+
+class Region:
+    """One reserved range of addresses with every shard's file at a page of its own."""
+
+    def __init__(self, shards: list[rox_format.Shard]):
+        self._shards = shards
+        lengths = [-(-s.file_bytes // mmap.PAGESIZE) * mmap.PAGESIZE for s in shards]
+        ends = np.cumsum(lengths, dtype=np.int64)
+        self.offsets = ends - np.array(lengths, np.int64)
+        self._size = int(ends[-1]) if shards else mmap.PAGESIZE
+        self._lock = threading.Lock()
+        self._is_mapped = np.zeros(len(shards), bool)
+        self.is_all_mapped = False
+        flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
+        self._memory = mmap.mmap(-1, self._size, flags=flags, prot=mmap.PROT_READ)
+        first = np.frombuffer(self._memory, np.uint8, 1)
+        self._base = first.__array_interface__["data"][0]
+
+    def map_all(self, shard_ids: np.ndarray) -> None:
+        """Maps the shards that are not mapped yet."""
+        if not self._is_mapped[shard_ids].all():
+            for k in np.unique(shard_ids).tolist():
+                self.map(k)
+
+    def map(self, k: int) -> None:
+        """Maps shard `k` if it is not mapped yet.
+
+        Raises:
+            ShardFormatError: The file changed its size since it was opened.
+        """
+        if self._is_mapped[k]:
+            return
+        with self._lock:
+            if not self._is_mapped[k]:
+                self._map_file(self._shards[k], self._base + int(self.offsets[k]))
+                self._is_mapped[k] = True
+                self.is_all_mapped = bool(self._is_mapped.all())
+
+    def windows(self, dtype: np.dtype, width: int) -> np.ndarray:
+        """The window of `width` elements at every element of the region, read-only.
+
+        Only windows within mapped shards may be touched.
+        """
+        size = dtype.itemsize
+        shape = (self._size // size - width + 1, width)
+        return np.ndarray(shape, dtype, buffer=self._memory, strides=(size, size))
+
+    def tiles(self, dtype: np.dtype, count: int, width: int) -> np.ndarray:
+        """The first `count` times `width` elements of the region, read-only."""
+        return np.ndarray((count, width), dtype, buffer=self._memory)
+
+    def bytes(self, k: int, begin: int, end: int) -> np.ndarray:
+        """A copy of bytes [begin, end) of shard `k`, which is mapped."""
+        at = int(self.offsets[k])
+        raw = np.frombuffer(self._memory, np.uint8, end - begin, at + begin)
+        return raw.copy()
+
+    def _map_file(self, shard: rox_format.Shard, address: int) -> None:
+        fd = os.open(shard.path, os.O_RDONLY)
+        try:
+            size = os.fstat(fd).st_size
+            if size != shard.file_bytes:
+                raise ShardFormatError(
+                    f"{shard.path}: {size} bytes, expected the {shard.file_bytes} bytes"
+                    " that it had when it was opened; open the data set again."
+                )
+            _map_fixed(address, size, fd, shard.path)
+        finally:
+            os.close(fd)
+
+
+def _map_fixed(address: int, size: int, fd: int, path: str) -> None:
+    """Maps a file over reserved addresses; they are unmapped with the reservation."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3
+    libc.mmap.argtypes += [ctypes.c_int64]
+    flags = mmap.MAP_SHARED | _MAP_FIXED
+    got = libc.mmap(address, size, mmap.PROT_READ, flags, fd, 0)
+    if got != address:
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot map ({os.strerror(code)})", path)
