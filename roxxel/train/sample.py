@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from roxxel.generate import generate
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sample:
@@ -26,8 +28,6 @@ class Sample:
 
     def text(self, model: nnx.Module) -> str:
         """The prompt and its continuation; bytes that are no UTF-8 are replaced."""
-        from roxxel.generate import generate
-
         prompt = np.frombuffer(self.prompt.encode(), np.uint8).astype(np.int32)
         tokens = generate(
             model,
@@ -36,6 +36,5 @@ class Sample:
             rng=jax.random.key(self.seed),
             temperature=self.temperature,
         )
-        raw = np.asarray(tokens)[0].astype(np.uint8).tobytes()
-        continuation = raw if len(raw) == self.num_tokens else raw[len(prompt) :]
+        continuation = np.asarray(tokens)[0].astype(np.uint8).tobytes()
         return self.prompt + continuation.decode("utf-8", "replace")

@@ -163,10 +163,10 @@ class _Run:
     # -- before the loop ---------------------------------------------------------
 
     def _restore(self) -> int:
-        saved = self.checkpointer.read_position()
+        start = self.checkpointer.restore()
+        saved = self.checkpointer.read_position(start) if start else None
         if saved is not None:
             _check_position(saved, self.stream.position(0), self.workdir)
-        start = self.checkpointer.restore()
         self.done = self.saved_step = start
         self.logger.rewind(start)
         return start
