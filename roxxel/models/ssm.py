@@ -266,9 +266,11 @@ class Mamba2LM(nnx.Module):
         shape = (vocab_size, d_model)
         normal = layers.normal
         self.embedding = nnx.Param(normal(rngs.params(), shape, std=_EMBEDDING_STD))
-        self.head = None
-        if not tie_embeddings:
-            self.head = nnx.Param(normal(rngs.params(), shape, std=_EMBEDDING_STD))
+        self.head = (
+            None
+            if tie_embeddings
+            else nnx.Param(normal(rngs.params(), shape, std=_EMBEDDING_STD))
+        )
         self.blocks = nnx.List(
             Mamba2Block(
                 d_model=d_model,
