@@ -7,6 +7,8 @@ from roxxel.data.region import Region
 from roxxel.data.rows import RowWindow
 from roxxel.errors import ShardFormatError
 
+_COPY_BYTES = 1 << 23  # asked of the kernel at once when elements are copied
+
 
 class ShardReader:
     """Reads elements, records and rows of shards; safe to use from many threads.
@@ -81,12 +83,15 @@ class ShardReader:
         k = int(np.searchsorted(self._element_ends, start, side="right"))
         while done < out.size:
             self.region.map(k)
-            take = min(out.size - done, int(self._element_ends[k]) - start - done)
+            left = int(self._element_ends[k]) - start - done
+            take = min(out.size - done, left, _COPY_BYTES // self.dtype.itemsize)
             at = start + done + int(self._shifts[k])
             flat = self.region.windows(self.dtype, 1)[:, 0]
+            size = self.dtype.itemsize
+            self.region.will_need(at * size, (at + take) * size)
             out[done : done + take] = flat[at : at + take]
             done += take
-            k += 1
+            k += take == left
 
     def _record_range(self, k: int, local: int) -> tuple[int, int]:
         shard = self.shards[k]

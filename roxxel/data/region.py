@@ -31,6 +31,7 @@ class Region:
         self._lock = threading.Lock()
         self._is_mapped = np.zeros(len(shards), bool)
         self.is_all_mapped = False
+        self.is_cold = True  # whether the last gather had to wait for the disk
         flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
         self._memory = mmap.mmap(-1, self._size, flags=flags, prot=mmap.PROT_READ)
         first = np.frombuffer(self._memory, np.uint8, 1)
@@ -39,8 +40,12 @@ class Region:
     def map_all(self, shard_ids: np.ndarray) -> None:
         """Maps the shards that are not mapped yet."""
         if not self._is_mapped[shard_ids].all():
-            for k in np.unique(shard_ids).tolist():
+            for k in sorted(set(shard_ids.tolist())):
                 self.map(k)
+
+    def is_mapped(self, k: int) -> bool:
+        """Whether shard `k` is mapped."""
+        return bool(self._is_mapped[k])
 
     def map(self, k: int) -> None:
         """Maps shard `k` if it is not mapped yet.
@@ -52,7 +57,7 @@ class Region:
             return
         with self._lock:
             if not self._is_mapped[k]:
-                self._map_file(self._shards[k], self._base + int(self.offsets[k]))
+                self._map_file(self._shards[k], int(self.offsets[k]))
                 self._is_mapped[k] = True
                 self.is_all_mapped = bool(self._is_mapped.all())
 
@@ -62,7 +67,7 @@ class Region:
         Only windows within mapped shards may be touched.
         """
         size = dtype.itemsize
-        shape = (self._size // size - width + 1, width)
+        shape = (max(0, self._size // size - width + 1), width)
         return np.ndarray(shape, dtype, buffer=self._memory, strides=(size, size))
 
     def tiles(self, dtype: np.dtype, count: int, width: int) -> np.ndarray:
@@ -75,7 +80,12 @@ class Region:
         raw = np.frombuffer(self._memory, np.uint8, end - begin, at + begin)
         return raw.copy()
 
-    def _map_file(self, shard: rox_format.Shard, address: int) -> None:
+    def will_need(self, begin: int, end: int) -> None:
+        """Has the kernel read bytes [begin, end) of the region, without waiting."""
+        begin -= begin % mmap.PAGESIZE
+        self._memory.madvise(mmap.MADV_WILLNEED, begin, end - begin)
+
+    def _map_file(self, shard: rox_format.Shard, offset: int) -> None:
         fd = os.open(shard.path, os.O_RDONLY)
         try:
             size = os.fstat(fd).st_size
@@ -84,9 +94,11 @@ class Region:
                     f"{shard.path}: {size} bytes, expected the {shard.file_bytes} bytes"
                     " that it had when it was opened; open the data set again."
                 )
-            _map_fixed(address, size, fd, shard.path)
+            _map_fixed(self._base + offset, size, fd, shard.path)
         finally:
             os.close(fd)
+        # rows lie anywhere: reading ahead of a fault would fetch what nobody wants
+        self._memory.madvise(mmap.MADV_RANDOM, offset, size)
 
 
 def _map_fixed(address: int, size: int, fd: int, path: str) -> None:

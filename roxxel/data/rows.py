@@ -1,5 +1,6 @@
 """Batches of rows as vectorised gathers from the mapped shards."""
 
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,10 @@ if TYPE_CHECKING:
     from roxxel.data.reader import ShardReader
 
 _GATHER_BYTES = 1 << 18  # a cast works on pieces that stay in the cache
+# a gather slower than this waits for the disk: then rows are fetched ahead, for the
+# page cache that would cost more than the gather
+_COLD_SECS = 5e-4
+_COLD_BYTES_PER_SEC = 250e6
 _ALIGNED_BYTES = 1 << 20  # from here on a copy by jax costs more than aligning
 
 
@@ -36,6 +41,7 @@ class RowWindow:
         self._shard_ids, self._at, self._crossing = reader.place_rows(
             self._starts, self._width
         )
+        self._advised = 0  # rows before this one were asked of the kernel
         self._has_crossing = bool(self._crossing.any())
         self._windows = self._region.windows(reader.dtype, self._width)
         self._tiles, self._tile_ids, self._min_aligned_rows = None, row_ids, 0
@@ -56,6 +62,29 @@ class RowWindow:
         """
         if not self._region.is_all_mapped:
             self._region.map_all(self._shard_ids[start:stop])
+        if self._region.is_cold:
+            self._look_ahead(start, stop)
+        begin = time.perf_counter()
+        out = self._gather(start, stop)
+        seconds = time.perf_counter() - begin
+        self._region.is_cold = seconds > _COLD_SECS + out.nbytes / _COLD_BYTES_PER_SEC
+        return out
+
+    def _look_ahead(self, start: int, stop: int) -> None:
+        """Has the kernel fetch these rows and the next as many, all at once."""
+        ahead = min(len(self), stop + (stop - start))
+        size = self._reader.dtype.itemsize
+        first = max(start, self._advised)
+        for k, at in zip(
+            self._shard_ids[first:ahead].tolist(),
+            self._at[first:ahead].tolist(),
+            strict=True,
+        ):
+            if self._region.is_mapped(k):
+                self._region.will_need(at * size, (at + self._width) * size)
+        self._advised = ahead
+
+    def _gather(self, start: int, stop: int) -> np.ndarray:
         if self._has_crossing and self._crossing[start:stop].any():
             return self._read_crossing(start, stop)
         if self._dtype != self._reader.dtype:

@@ -90,6 +90,7 @@ class RoxxelStream:
             prefetch = 2 if self._placement else 0
         self.prefetch = steps.not_negative("prefetch", prefetch)
         self._next_step = self._grid.start_step
+        self._end_step = self._grid.end_step
         self._iterator: Prefetcher | Generator | None = None
         self._is_closed = False
 
@@ -124,17 +125,17 @@ class RoxxelStream:
         return self._placement.sharding if self._placement else None
 
     def __len__(self) -> int:
-        return self._grid.end_step - self._next_step
+        return self._end_step - self._next_step
 
     def __iter__(self) -> "RoxxelStream":
         return self
 
     def __next__(self):
-        if self._is_closed or self._next_step >= self._grid.end_step:
+        if self._is_closed or self._next_step >= self._end_step:
             self.close()
             raise StopIteration
         if self._iterator is None:
-            self._iterator = self.steps(self._next_step, self._grid.end_step)
+            self._iterator = self.steps(self._next_step, self._end_step)
         batch = next(self._iterator)
         self._next_step += 1
         return batch
