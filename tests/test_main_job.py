@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from roxxel.checkpoint import Checkpointer
+from roxxel.models.ssm import Mamba2LM
+
 ROOT = pathlib.Path(__file__).parent.parent
 STEPS = 60
 EXPERIMENT = (
@@ -83,13 +86,14 @@ def columns(workdir):
 
 
 def final_parameters(workdir):
-    from roxxel.checkpoint import Checkpointer
-    from roxxel.config import replay
-
-    config = replay.load(workdir / "config.json")
-    import fiddle as fdl
-
-    model = fdl.build(config.model)(rngs=nnx.Rngs(1))
+    model = Mamba2LM(
+        vocab_size=256,
+        d_model=32,
+        n_layers=1,
+        state_dim=32,
+        head_dim=32,
+        rngs=nnx.Rngs(1),
+    )
     with Checkpointer(workdir / "checkpoints", model=model) as checkpointer:
         assert checkpointer.restore() == STEPS
     return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(model))]
