@@ -26,7 +26,15 @@ _MODULE_OF_NAME = {
     "experiment": "roxxel.config.registry",
 }
 
-__all__ = [*_MODULE_OF_NAME, "__version__"]
+__all__ = [
+    "ConfigError",
+    "Logger",
+    "Roxxel",
+    "RoxxelStream",
+    "ShardFormatError",
+    "__version__",
+    "experiment",
+]
 
 
 def __getattr__(name: str):

@@ -50,16 +50,16 @@ def total_steps(
     if not value > 0:
         raise ConfigError(f"total_steps: {unit} must be positive, got {value}.")
     if steps is not None:
-        return int(steps)
+        return steps
     if tokens is not None:
-        return -(-int(tokens) // (stream.batch_size * stream.seq_len))
+        return -(-tokens // (stream.batch_size * stream.seq_len))
     return max(1, int(value * stream.steps_per_epoch))
 
 
 def _checked_total(total: int) -> int:
     if total < 1:
         raise ConfigError(f"total_steps must be at least 1, got {total}.")
-    return int(total)
+    return total
 
 
 def warmup_cosine(

@@ -14,7 +14,8 @@ import optax
 from flax import nnx
 
 Leaves = list[jax.Array]
-LossFn = Callable[[nnx.Module, jax.Array], tuple[jax.Array, jax.Array]]
+# (model, tokens, loss mask or nothing) -> (mean loss, counted targets)
+LossFn = Callable[..., tuple[jax.Array, jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 
 WINDOW_STEPS = 50
 
@@ -22,7 +22,7 @@ class StepClock:
         self._ticks: deque[float] = deque(maxlen=WINDOW_STEPS + 1)
 
     @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> Generator[None]:
         """Counts the time of the block under `name`."""
         start = time.perf_counter()
         try:

@@ -44,6 +44,9 @@ MAX_STEPS_AHEAD = 2
 # What makes the batch of a step, of `RoxxelStream.position`.
 SAME_ON_RESUME = ("seed", "batch_size", "seq_len", "overlap", "fingerprint")
 
+# Steps that were dispatched and whose results the host has not looked at.
+_Unseen = collections.deque[tuple[int, dict[str, jax.Array]]]
+
 
 @dataclasses.dataclass(kw_only=True)
 class Trainer:
@@ -204,7 +207,7 @@ class _Run:
     # -- the loop ----------------------------------------------------------------
 
     def _loop(self, start: int) -> None:
-        unseen: collections.deque = collections.deque()
+        unseen: _Unseen = collections.deque()
         with (
             contextlib.closing(self.stream.steps(start, self.last_step)) as batches,
             self._progress(start) as progress,
@@ -221,7 +224,7 @@ class _Run:
                     self._evaluate_and_save()
             self._see_all(unseen, progress)
 
-    def _see_all(self, unseen: collections.deque, progress: Progress | None) -> None:
+    def _see_all(self, unseen: _Unseen, progress: Progress | None) -> None:
         while unseen:
             self._see(*unseen.popleft(), progress)
 

@@ -31,7 +31,7 @@ class Parent:
     child: Child = dataclasses.field(default_factory=Child)
     made: Child = dataclasses.field(default_factory=lambda: Child(x=5))
     names: list[str] = dataclasses.field(default_factory=list)
-    fixed: Fixed = Fixed()  # noqa: RUF009 - frozen
+    fixed: Fixed = Fixed()
 
 
 def linear(x: float) -> float:
