@@ -89,12 +89,13 @@ class RowWindow:
             return self._read_crossing(start, stop)
         if self._dtype != self._reader.dtype:
             return self._cast(self._at[start:stop])
-        if self._tiles is None or stop - start < self._min_aligned_rows:
+        if self._tiles is None:
             return self._windows[self._at[start:stop]]
+        out = None
+        if stop - start >= self._min_aligned_rows:
+            out = aligned_empty((stop - start, self._width), self._dtype)
         # mode="clip" is a fifth faster than "raise"; the ids were checked before
-        out = aligned_empty((stop - start, self._width), self._dtype)
-        ids = self._tile_ids[start:stop]
-        return self._tiles.take(ids, axis=0, out=out, mode="clip")
+        return self._tiles.take(self._tile_ids[start:stop], 0, out, "clip")
 
     def _cast(self, at: np.ndarray) -> np.ndarray:
         out = aligned_empty((len(at), self._width), self._dtype)
