@@ -44,6 +44,7 @@ class Batches:
             permutation = order.Permutation(self.grid.num_rows, self.seed, epoch)
             ids = permutation(np.arange(first, first + count * batch_size))
             window = self.dataset.locate(ids, self.seq_len, self.overlap, self.dtype)
+            window.batch_size = batch_size
             for begin in range(0, count * batch_size, batch_size):
                 if self.place is None:
                     yield window.read(begin, begin + batch_size)

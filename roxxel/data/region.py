@@ -6,6 +6,7 @@ pages that were read count as file pages of the process (RSS) and the kernel may
 them back at any time.
 """
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -83,7 +84,8 @@ class Region:
     def will_need(self, begin: int, end: int) -> None:
         """Has the kernel read bytes [begin, end) of the region, without waiting."""
         begin -= begin % mmap.PAGESIZE
-        self._memory.madvise(mmap.MADV_WILLNEED, begin, end - begin)
+        with contextlib.suppress(OSError):  # a hint; some file systems refuse it
+            self._memory.madvise(mmap.MADV_WILLNEED, begin, end - begin)
 
     def _map_file(self, shard: rox_format.Shard, offset: int) -> None:
         fd = os.open(shard.path, os.O_RDONLY)

@@ -23,7 +23,13 @@ class RowWindow:
 
     Row i of the data is elements [i * seq_len, (i + 1) * seq_len + overlap). Where rows
     lie is worked out for all of them at once: a batch costs little more than its copy.
+
+    Attributes:
+        batch_size: Rows from what is read to what will be read next; 0 for as many as
+            are read.
     """
+
+    batch_size = 0
 
     def __init__(
         self,
@@ -41,7 +47,6 @@ class RowWindow:
         self._shard_ids, self._at, self._crossing = reader.place_rows(
             self._starts, self._width
         )
-        self._advised = 0  # rows before this one were asked of the kernel
         self._has_crossing = bool(self._crossing.any())
         self._windows = self._region.windows(reader.dtype, self._width)
         self._tiles, self._tile_ids, self._min_aligned_rows = None, row_ids, 0
@@ -71,18 +76,14 @@ class RowWindow:
         return out
 
     def _look_ahead(self, start: int, stop: int) -> None:
-        """Has the kernel fetch these rows and the next as many, all at once."""
-        ahead = min(len(self), stop + (stop - start))
+        """Has the kernel fetch these rows and those of the next batch, all at once."""
+        stride = self.batch_size or stop - start
         size = self._reader.dtype.itemsize
-        first = max(start, self._advised)
-        for k, at in zip(
-            self._shard_ids[first:ahead].tolist(),
-            self._at[first:ahead].tolist(),
-            strict=True,
-        ):
-            if self._region.is_mapped(k):
-                self._region.will_need(at * size, (at + self._width) * size)
-        self._advised = ahead
+        for first in (start, start + stride):
+            run = slice(first, first + stop - start)
+            for k, at in zip(self._shard_ids[run], self._at[run].tolist(), strict=True):
+                if self._region.is_mapped(k):
+                    self._region.will_need(at * size, (at + self._width) * size)
 
     def _gather(self, start: int, stop: int) -> np.ndarray:
         if self._has_crossing and self._crossing[start:stop].any():
