@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from roxxel import errors
+from roxxel import allocator, errors
 from roxxel.config import arguments, failures, options, suggest
 from roxxel.config import workdir as workdir_lib
 
@@ -232,4 +232,5 @@ def _say(lines: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    allocator.restart_with_kept_memory()
     sys.exit(main())
