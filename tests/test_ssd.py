@@ -60,5 +60,5 @@ def test_scan_matches_the_recurrence(name, chunk_size, form):
     }
     for key in names:
         errors[key] = relative_error(grads[key], data[f"ref_grad_{key}"])
-    print(name, chunk_size, form, {k: f"{v:.1e}" for k, v in errors.items()})
+
     assert max(errors.values()) < TOLERANCE.get(name, 1e-5), errors

@@ -1,91 +1,146 @@
-"""Layers that the models share: norms, causal depthwise convolution, initial values.
+"""Layers that the models share: projections, norms, causal convolution, initial values.
 
-Legend: B batch, L length, D width, F channels, K taps.
+The backward passes of `dense`, `conv_silu` and `gated_rms_norm` are written out: they
+keep only the inputs, and take fewer passes over memory than the derived ones.
+
+Legend: B batch, L length, D width, F channels, K taps, T = K - 1 former steps.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
 
 
-def rms_norm(x: jax.Array, scale: jax.Array, *, eps: float, groups: int = 1):
-    """`x` over its root mean square, times `scale`; float32, any leading axes.
-
-    With `groups` the last axis is normalised in that many equal parts.
-    """
-    x = x.astype(jnp.float32)
-    parts = x.reshape(*x.shape[:-1], groups, -1)
-    inverse = jax.lax.rsqrt(jnp.mean(parts * parts, axis=-1, keepdims=True) + eps)
-    return (parts * inverse).reshape(x.shape) * scale
-
-
-def gated_rms_norm(
-    y: jax.Array, z: jax.Array, scale: jax.Array, *, eps: float, groups: int = 1
-):
-    """Mamba-2's norm after the gate: `rms_norm(y * silu(z))`, float32."""
-    gated = y.astype(jnp.float32) * jax.nn.silu(z.astype(jnp.float32))
-    return rms_norm(gated, scale, eps=eps, groups=groups)
-
-
-def causal_conv(
-    x_BLF: jax.Array,
-    kernel_KF: jax.Array,
-    bias_F: jax.Array | None,
-    *,
-    history_BTF: jax.Array | None = None,
-    runs_BL: jax.Array | None = None,
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def dense(
+    x: jax.Array, weight: jax.Array, dtype: jax.typing.DTypeLike = jnp.float32
 ) -> jax.Array:
-    """Depthwise causal convolution; tap K - 1 is the current step. float32.
+    """`x @ weight` over the last axis, computed in `dtype` with float32 sums.
+
+    `x` is `[..., D]`, `weight` `[D, F]`. The result has the type `dtype`; gradients
+    have the types of the arguments.
+    """
+    return _dot(x.astype(dtype), weight.astype(dtype), "...d,df->...f").astype(dtype)
+
+
+def _dense_forward(x, weight, dtype):
+    return dense(x, weight, dtype), (x.astype(dtype), weight, jnp.zeros((), x.dtype))
+
+
+def _dense_backward(dtype, residuals, dout):
+    x, weight, like = residuals
+    rows, drows = (v.reshape(-1, v.shape[-1]) for v in (x, dout))
+    dx = _dot(drows, weight.astype(dtype), "rf,df->rd").reshape(x.shape)
+    dweight = _dot(rows, drows, "rd,rf->df")
+    return dx.astype(like.dtype), dweight.astype(weight.dtype)
+
+
+dense.defvjp(_dense_forward, _dense_backward)
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, *, eps: float) -> jax.Array:
+    """`x` over its root mean square, times `scale`; float32, any leading axes."""
+    x = x.astype(jnp.float32)
+    mean = jnp.mean(x * x, axis=-1, keepdims=True)
+    return x * jax.lax.rsqrt(mean + eps) * scale
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def gated_rms_norm(
+    y_BLF: jax.Array, z_BLF: jax.Array, scale_F: jax.Array, eps: float, groups: int
+) -> jax.Array:
+    """Mamba-2's norm after the gate: `y * silu(z)` over its root mean square; float32.
+
+    The mean is over each of `groups` equal parts of the channels.
+    """
+    gated, inverse, _ = _gate(y_BLF, z_BLF, eps, groups)
+    return gated * inverse * scale_F
+
+
+def _gated_forward(y, z, scale, eps, groups):
+    return gated_rms_norm(y, z, scale, eps, groups), (y, z, scale)
+
+
+def _gated_backward(eps, groups, residuals, dout):
+    y, z, scale = residuals
+    gated, inverse, gate = _gate(y, z, eps, groups)
+    dnormed = dout * scale
+    mean = _group_mean(dnormed * gated, groups)
+    dgated = inverse * dnormed - gated * (inverse**3 * mean)
+    dz = dgated * y * _silu_slope(z, gate)
+    dscale = jnp.sum(dout * gated * inverse, axis=(0, 1))
+    return dgated * z * gate, dz, dscale
+
+
+gated_rms_norm.defvjp(_gated_forward, _gated_backward)
+
+
+@jax.custom_vjp
+def conv_silu(
+    x_BLF: jax.Array,
+    history_BTF: jax.Array,
+    kernel_KF: jax.Array,
+    bias_F: jax.Array,
+    runs_BL: jax.Array | None = None,
+    before_B: jax.Array | None = None,
+) -> jax.Array:
+    """silu of the causal depthwise convolution; tap K - 1 is the current step. float32.
 
     Shifted multiply-adds: on CPU 20 times faster than the general convolution.
 
     Args:
       x_BLF: inputs.
+      history_BTF: the inputs before the first; zero where there were none.
       kernel_KF: taps.
-      bias_F: added to every step, or None.
-      history_BTF: the T = K - 1 inputs before the first, zero where None.
-      runs_BL: document number of each step (0 continues the history); a tap counts
-        only within its document.
+      bias_F: added to every step.
+      runs_BL: document number of each step; a tap counts only within its document.
+      before_B: document number of the history.
     """
-    taps = kernel_KF.shape[0]
-    length = x_BLF.shape[1]
-    padded = with_history(x_BLF, history_BTF, taps)
-    out = x_BLF.astype(jnp.float32) * kernel_KF[-1]
-    for tap in range(taps - 1):
-        shifted = padded[:, tap : tap + length].astype(jnp.float32)
-        if runs_BL is not None:
-            former = jnp.pad(runs_BL, [(0, 0), (taps - 1 - tap, 0)])[:, :length]
-            same = former == runs_BL
-            shifted = jnp.where(same[..., None], shifted, 0.0)
-        out = out + shifted * kernel_KF[tap]
-    return out if bias_F is None else out + bias_F
+    padded, same = _taps(x_BLF, history_BTF, runs_BL, before_B)
+    return jax.nn.silu(_convolve(padded, same, kernel_KF, bias_F))
 
 
-def with_history(x_BLF: jax.Array, history_BTF: jax.Array | None, taps: int):
-    """The inputs with the `taps - 1` before them, `[B, taps - 1 + L, F]`."""
-    if history_BTF is None:
-        return jnp.pad(x_BLF, [(0, 0), (taps - 1, 0), (0, 0)])
-    return jnp.concatenate([history_BTF.astype(x_BLF.dtype), x_BLF], axis=1)
+def _conv_forward(x, history, kernel, bias, runs, before):
+    out = conv_silu(x, history, kernel, bias, runs, before)
+    return out, (x, history, kernel, bias, runs, before)
+
+
+def _conv_backward(residuals, dout):
+    x, history, kernel, bias, runs, before = residuals
+    padded, same = _taps(x, history, runs, before)
+    pre = _convolve(padded, same, kernel, bias)
+    dpre = dout * _silu_slope(pre, jax.nn.sigmoid(pre))
+    length, former = x.shape[1], history.shape[1]
+    dpadded, dkernel = jnp.zeros_like(padded), []
+    for tap in range(former + 1):
+        dtap = _where(same[tap], dpre)
+        spread = jnp.pad(dtap, [(0, 0), (former, former), (0, 0)])
+        start = former - tap
+        dpadded += spread[:, start : start + former + length] * kernel[tap]
+        product = dtap * padded[:, tap : tap + length]
+        dkernel.append(jnp.sum(product, axis=(0, 1)))
+    dbias = jnp.sum(dpre, axis=(0, 1))
+    dhistory, dx = dpadded[:, :former], dpadded[:, former:]
+    return dx, dhistory, jnp.stack(dkernel), dbias, None, None
+
+
+conv_silu.defvjp(_conv_forward, _conv_backward)
 
 
 def next_history(
     x_BLF: jax.Array,
-    history_BTF: jax.Array | None,
-    taps: int,
+    history_BTF: jax.Array,
     runs_BL: jax.Array | None = None,
+    before_B: jax.Array | None = None,
 ) -> jax.Array:
-    """The last `taps - 1` inputs; those of former documents are zero."""
-    if taps == 1:
-        return x_BLF[:, :0]
-    last = with_history(x_BLF, history_BTF, taps)[:, 1 - taps :]
-    if runs_BL is None:
+    """The last T inputs; those of documents before the last step's are zero."""
+    former, length = history_BTF.shape[1], x_BLF.shape[1]
+    last = jnp.concatenate([history_BTF, x_BLF], axis=1)[:, length:]
+    if runs_BL is None or before_B is None:
         return last
-    runs = jnp.pad(runs_BL, [(0, 0), (taps - 1, 0)])[:, 1 - taps :]
-    return jnp.where((runs == runs_BL[:, -1:])[..., None], last, 0)
-
-
-def normal(key: jax.Array, shape: tuple[int, ...], *, std: float) -> jax.Array:
-    """Gaussian float32 of standard deviation `std`."""
-    return std * jax.random.normal(key, shape, jnp.float32)
+    runs = _with_history_runs(runs_BL, before_B, former)[:, length:]
+    return _where(runs == runs_BL[:, -1:], last)
 
 
 def uniform(key: jax.Array, shape: tuple[int, ...], *, bound: float) -> jax.Array:
@@ -96,3 +151,54 @@ def uniform(key: jax.Array, shape: tuple[int, ...], *, bound: float) -> jax.Arra
 def inverse_softplus(x: jax.Array) -> jax.Array:
     """The y of softplus(y) = x, for x > 0."""
     return x + jnp.log(-jnp.expm1(-x))
+
+
+def _dot(left, right, axes):
+    return jnp.einsum(axes, left, right, preferred_element_type=jnp.float32)
+
+
+def _gate(y, z, eps, groups):
+    """The gated values, one over their root mean square, and sigmoid(z)."""
+    gate = jax.nn.sigmoid(z)
+    gated = y * (z * gate)
+    return gated, jax.lax.rsqrt(_group_mean(gated * gated, groups) + eps), gate
+
+
+def _group_mean(values, groups):
+    """Means over equal parts of the last axis, shaped to combine with `values`."""
+    if groups == 1:
+        return jnp.mean(values, axis=-1, keepdims=True)
+    means = jnp.mean(values.reshape(*values.shape[:-1], groups, -1), axis=-1)
+    return jnp.repeat(means, values.shape[-1] // groups, axis=-1)
+
+
+def _silu_slope(x, sigmoid):
+    return sigmoid * (1.0 + x * (1.0 - sigmoid))
+
+
+def _taps(x, history, runs, before):
+    """History and inputs in one, and per tap where it counts (None: everywhere)."""
+    former, length = history.shape[1], x.shape[1]
+    padded = jnp.concatenate([history, x], axis=1)
+    if runs is None:
+        return padded, [None] * (former + 1)
+    all_runs = _with_history_runs(runs, before, former)
+    same = [all_runs[:, tap : tap + length] == runs for tap in range(former)]
+    return padded, [*same, None]
+
+
+def _with_history_runs(runs_BL, before_B, former):
+    before_BT = jnp.broadcast_to(before_B[:, None], (runs_BL.shape[0], former))
+    return jnp.concatenate([before_BT, runs_BL], axis=1)
+
+
+def _convolve(padded, same, kernel, bias):
+    length = padded.shape[1] - len(same) + 1
+    out = bias
+    for tap, mask in enumerate(same):
+        out = out + _where(mask, padded[:, tap : tap + length]) * kernel[tap]
+    return out
+
+
+def _where(mask, values):
+    return values if mask is None else jnp.where(mask[..., None], values, 0.0)

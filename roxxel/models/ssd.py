@@ -1,4 +1,4 @@
-"""The state space dual scan of Mamba-2: chunked, recurrent, with document resets.
+"""The state space dual scan of Mamba-2 in chunks, with document resets.
 
     h_t = exp(a_t) h_{t-1} + x_t B_t^T        y_t = h_t C_t
 
@@ -6,7 +6,7 @@
 arXiv:2405.21060, section 6). Everything here is float32 inside.
 
 Legend: B batch, L length, H heads, P head width, G groups, N state, Q chunk length,
-K chunks, R heads of one group (H = G * R; head h reads group h // R).
+K chunks, W channels of one group (H * P / G; head h belongs to group h // (H / G)).
 
 Document resets. Only runs of equal segment ids count, so ids may be in any order. A
 step reads a former step of its chunk only within one run; what enters the state is
@@ -14,17 +14,18 @@ the run of the chunk's last step; the carried state is read only by the run that
 belongs to. Decays are masked before the exponential, never made very negative.
 """
 
-import math
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
+from roxxel.models import ssd_chunk
+
 Form = Literal["scan", "parallel"]
 
-# exp(-64) is 1.6e-28, nothing beside any float32 that it is added to. The bound makes
-# the cumulative sums of a chunk exact, see `_split_cumsum`.
-_MIN_LOG_DECAY = -64.0
+# Of a chunk only its outputs are kept for the backward pass; the rest is cheap.
+_keep_outputs = jax.checkpoint_policies.save_only_these_names(ssd_chunk.SAVED_OUTPUT)
 
 
 def ssd_scan(
@@ -55,41 +56,19 @@ def ssd_scan(
       form: "scan" walks over the chunks and computes each anew in the backward pass
         (little memory, best on CPU); "parallel" does all chunks at once.
     """
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}.")
-    if form not in ("scan", "parallel"):
-        raise ValueError(f"form must be 'scan' or 'parallel', got {form!r}.")
+    check_form(form)
+    _check_sizes(x_BLHP, B_BLGN, chunk_size)
     batch, length, heads, width = x_BLHP.shape
     groups, size = B_BLGN.shape[2:]
-    if heads % groups:
-        raise ValueError(f"{heads} heads do not divide into {groups} groups.")
-    state = _group_state(initial_state, (batch, groups, heads // groups, width, size))
+    x = x_BLHP.reshape(batch, length, groups, -1)
+    x, a, b, c = (v.astype(jnp.float32) for v in (x, a_BLH, B_BLGN, C_BLGN))
+    state = group_state(initial_state, (batch, heads, width, size), groups)
     runs_BL = None
     if segment_ids is not None:
         runs_BL = segment_runs(segment_ids, previous_segment)
-    chunk = min(chunk_size, length)
-    chunks = _chunked(x_BLHP, a_BLH, B_BLGN, C_BLGN, runs_BL, chunk)
-    run = _scan_chunks if form == "scan" else _parallel_chunks
-    y_KBQGRP, state = run(chunks, state)
-    y_BLHP = jnp.moveaxis(y_KBQGRP, 0, 1).reshape(batch, -1, heads, width)
-    return y_BLHP[:, :length], state.reshape(batch, heads, width, size)
-
-
-def ssd_step(
-    x_BHP: jax.Array,
-    a_BH: jax.Array,
-    B_BGN: jax.Array,
-    C_BGN: jax.Array,
-    state_BHPN: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """One step of the recurrence: outputs `[B, H, P]` and the next state."""
-    repeats = x_BHP.shape[1] // B_BGN.shape[1]
-    B_BHN = jnp.repeat(B_BGN.astype(jnp.float32), repeats, axis=1)
-    C_BHN = jnp.repeat(C_BGN.astype(jnp.float32), repeats, axis=1)
-    entering = x_BHP.astype(jnp.float32)[..., None] * B_BHN[:, :, None, :]
-    decay = jnp.exp(a_BH.astype(jnp.float32))[..., None, None]
-    state = decay * state_BHPN + entering
-    return jnp.sum(state * C_BHN[:, :, None, :], axis=-1), state
+    scan = scan_in_order if form == "scan" else scan_in_parallel
+    y_BLGW, state = scan(state, x, a, b, c, runs_BL, chunk_size)
+    return y_BLGW.reshape(x_BLHP.shape), head_state(state, heads)
 
 
 def segment_runs(
@@ -105,117 +84,119 @@ def segment_runs(
     return jnp.cumsum(segment_ids != before, axis=1, dtype=jnp.int32)
 
 
-def _group_state(state, shape):
-    if state is None:
-        return jnp.zeros(shape, jnp.float32)
-    return state.astype(jnp.float32).reshape(shape)
+def scan_pieces(
+    body: Callable, carry: Any, inputs: Any, chunk_size: int
+) -> tuple[Any, Any]:
+    """`lax.scan` of `carry, out = body(carry, piece)` over pieces of axis 1.
+
+    `inputs` and the outputs are trees of `[B, L, ...]`. A shorter last piece runs by
+    itself, so nothing is padded. In the backward pass each piece is computed again
+    from its inputs, the carry, and the outputs of `ssd_chunk.scan_chunk`.
+    """
+    body = jax.checkpoint(body, policy=_keep_outputs)
+    length = jax.tree.leaves(inputs)[0].shape[1]
+    chunk = min(chunk_size, length)
+    whole = length - length % chunk
+    if whole == chunk:
+        carry, outputs = body(carry, jax.tree.map(lambda v: v[:, :whole], inputs))
+    else:
+        chunks = jax.tree.map(lambda v: _to_chunks(v[:, :whole], chunk), inputs)
+        carry, outputs = jax.lax.scan(body, carry, chunks)
+        outputs = jax.tree.map(_from_chunks, outputs)
+    if whole == length:
+        return carry, outputs
+    carry, tail = body(carry, jax.tree.map(lambda v: v[:, whole:], inputs))
+    join = lambda *parts: jnp.concatenate(parts, axis=1)  # noqa: E731
+    return carry, jax.tree.map(join, outputs, tail)
 
 
-def _chunked(x, a, b, c, runs, chunk):
-    """The arguments as float32 `[K, B, Q, ...]`; the tail is padded with x = a = 0."""
-    batch, length, heads, _ = x.shape
-    groups = b.shape[2]
-    missing = -length % chunk
+def scan_in_order(state_BGNW, x_BLGW, a_BLH, b_BLGN, c_BLGN, runs_BL, chunk_size):
+    """One chunk after the other: outputs `[B, L, G, W]` and the next state."""
 
-    def split(array, mode="constant"):
-        if missing:
-            pads = [(0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 2)
-            array = jnp.pad(array, pads, mode=mode)
-        shape = (batch, -1, chunk, *array.shape[2:])
-        return jnp.moveaxis(array.reshape(shape), 1, 0)
+    def body(carry, piece):
+        state, before = carry
+        x, a, b, c, steps = piece
+        runs = None if steps is None else ssd_chunk.Runs(steps, before)
+        y, state = ssd_chunk.scan_chunk(state, x, a, b, c, runs)
+        return (state, before if steps is None else steps[:, -1]), y
 
-    x, a, b, c = (split(array.astype(jnp.float32)) for array in (x, a, b, c))
-    x = x.reshape(*x.shape[:3], groups, heads // groups, -1)
-    a = a.reshape(*a.shape[:3], groups, heads // groups)
-    if runs is None:
-        return x, a, b, c, None
-    runs = split(runs, mode="edge")
-    first = jnp.zeros_like(runs[:1, :, -1])
-    return x, a, b, c, (runs, jnp.concatenate([first, runs[:-1, :, -1]]))
-
-
-def _scan_chunks(chunks, state):
-    """One chunk after the other; the backward pass computes each chunk again."""
-
-    def body(state, chunk):
-        decays = _chunk_decays(chunk[1], chunk[4])
-        y = _within_chunk(chunk, decays) + _from_state(chunk, decays, state)
-        return decays[3][..., None, None] * state + _into_state(chunk, decays), y
-
-    state, y = jax.lax.scan(jax.checkpoint(body), state, chunks)
+    carry = (state_BGNW, jnp.zeros(x_BLGW.shape[0], jnp.int32))
+    inputs = (x_BLGW, a_BLH, b_BLGN, c_BLGN, runs_BL)
+    (state, _), y = scan_pieces(body, carry, inputs, chunk_size)
     return y, state
 
 
-def _parallel_chunks(chunks, state):
-    """All chunks at once; only the states between chunks are sequential."""
-    decays = jax.vmap(_chunk_decays)(chunks[1], chunks[4])
-    entering = jax.vmap(_into_state)(chunks, decays)
+def scan_in_parallel(state_BGNW, x_BLGW, a_BLH, b_BLGN, c_BLGN, runs_BL, chunk_size):
+    """All chunks at once; only the states between them are computed in order."""
+    length = x_BLGW.shape[1]
+    chunk = min(chunk_size, length)
+    # Padded steps have a = 0 and x = 0: they keep the state and add nothing to it.
+    split = lambda v: _to_chunks(_padded(v, chunk, "constant"), chunk)  # noqa: E731
+    x, a, b, c = (split(v) for v in (x_BLGW, a_BLH, b_BLGN, c_BLGN))
+    runs = None
+    if runs_BL is not None:
+        steps = _to_chunks(_padded(runs_BL, chunk, "edge"), chunk)
+        first = jnp.zeros_like(steps[:1, :, -1])
+        runs = ssd_chunk.Runs(steps, jnp.concatenate([first, steps[:-1, :, -1]]))
+    decays = jax.vmap(ssd_chunk.chunk_decays)(a, runs)
+    entering = jax.vmap(ssd_chunk.into_state)(x, b, decays)
 
     def carry(state, chunk):
-        decay, entering = chunk
-        return decay[..., None, None] * state + entering, state
+        decays, entering = chunk
+        return ssd_chunk.carried(state, decays) + entering, state
 
-    state, before = jax.lax.scan(carry, state, (decays[3], entering))
-    y = jax.vmap(_within_chunk)(chunks, decays)
-    return y + jax.vmap(_from_state)(chunks, decays, before), state
-
-
-def _chunk_decays(a, runs):
-    """Decays of one chunk, a `[B, Q, G, R]`.
-
-    Returns: between steps `[B, G, R, Q, Q]` (0 above the diagonal and across
-    documents), from the carried state to each step and from each step to the end
-    `[B, Q, G, R]`, over the whole chunk `[B, G, R]`.
-    """
-    chunk = a.shape[1]
-    coarse, fine = _split_cumsum(a)
-    rows, columns = jnp.moveaxis(coarse, 1, -1), jnp.moveaxis(fine, 1, -1)
-    log_between = (rows[..., :, None] - rows[..., None, :]) + (
-        columns[..., :, None] - columns[..., None, :]
-    )
-    seen = jnp.tril(jnp.ones((chunk, chunk), bool))
-    log_start = coarse + fine
-    log_end = (coarse[:, -1:] - coarse) + (fine[:, -1:] - fine)
-    log_whole = log_start[:, -1]
-    if runs is not None:
-        run, before = runs
-        seen = seen & (run[:, :, None] == run[:, None, :])[:, None, None]
-        log_start = _only(run == before[:, None], log_start)
-        log_end = _only(run == run[:, -1:], log_end)
-        log_whole = _only(run[:, -1] == before, log_whole)
-    between = jnp.exp(jnp.where(seen, log_between, -jnp.inf))
-    return between, jnp.exp(log_start), jnp.exp(log_end), jnp.exp(log_whole)
+    state, before = jax.lax.scan(carry, state_BGNW, (decays, entering))
+    y = jax.vmap(ssd_chunk.within_chunk)(x, b, c, decays, runs)
+    y += jax.vmap(ssd_chunk.from_state)(before, c, decays)
+    return _from_chunks(y)[:, :length], state
 
 
-def _only(mask, log_decay):
-    missing = log_decay.ndim - mask.ndim
-    return jnp.where(mask.reshape(mask.shape + (1,) * missing), log_decay, -jnp.inf)
+def group_state(
+    state_BHPN: jax.Array | None, shape: tuple[int, ...], groups: int
+) -> jax.Array:
+    """A state `[B, H, P, N]` (None: zeros of `shape`) as the scan's `[B, G, N, W]`."""
+    batch, _, _, size = shape
+    if state_BHPN is None:
+        return jnp.zeros((batch, groups, size, shape[1] * shape[2] // groups))
+    state = state_BHPN.astype(jnp.float32).reshape(batch, groups, -1, size)
+    return jnp.swapaxes(state, 2, 3)
 
 
-def _split_cumsum(a):
-    """Cumulative sums over axis 1 as a pair whose differences do not cancel.
-
-    The coarse part is on a grid on which the sums of a chunk are exact in float32;
-    the fine part is tiny. So `coarse_l - coarse_s + fine_l - fine_s` is the sum over
-    (s, l] to float32 accuracy also next to decays of any strength.
-    """
-    a = jnp.maximum(a, _MIN_LOG_DECAY)
-    bits = 23 - math.ceil(math.log2(-_MIN_LOG_DECAY * a.shape[1]))
-    coarse = jax.lax.stop_gradient(jnp.round(a * 2.0**bits) * 2.0**-bits)
-    return jnp.cumsum(coarse, axis=1), jnp.cumsum(a - coarse, axis=1)
+def head_state(state_BGNW: jax.Array, heads: int) -> jax.Array:
+    """The scan's state as `[B, H, P, N]`."""
+    batch, _, size, _ = state_BGNW.shape
+    return jnp.swapaxes(state_BGNW, 2, 3).reshape(batch, heads, -1, size)
 
 
-def _within_chunk(chunk, decays):
-    x, _, b, c, _ = chunk
-    scores = jnp.einsum("blgn,bsgn->bgls", c, b)
-    weights = scores[:, :, None] * decays[0]
-    return jnp.einsum("bgrls,bsgrp->blgrp", weights, x)
+def check_form(form: str) -> None:
+    """Raises ValueError where `form` is neither "scan" nor "parallel"."""
+    if form not in ("scan", "parallel"):
+        raise ValueError(f"form must be 'scan' or 'parallel', got {form!r}.")
 
 
-def _from_state(chunk, decays, state):
-    read = jnp.einsum("blgn,bgrpn->blgrp", chunk[3], state)
-    return read * decays[1][..., None]
+def _check_sizes(x_BLHP, B_BLGN, chunk_size):
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}.")
+    heads, groups = x_BLHP.shape[2], B_BLGN.shape[2]
+    if heads % groups:
+        raise ValueError(f"{heads} heads do not divide into {groups} groups.")
 
 
-def _into_state(chunk, decays):
-    return jnp.einsum("bsgrp,bsgn->bgrpn", chunk[0] * decays[2][..., None], chunk[2])
+def _padded(array, chunk, mode):
+    missing = -array.shape[1] % chunk
+    if not missing:
+        return array
+    pads = [(0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 2)
+    return jnp.pad(array, pads, mode=mode)
+
+
+def _to_chunks(array, chunk):
+    """`[B, K * Q, ...]` as `[K, B, Q, ...]`."""
+    split = array.reshape(array.shape[0], -1, chunk, *array.shape[2:])
+    return jnp.moveaxis(split, 1, 0)
+
+
+def _from_chunks(array):
+    """`[K, B, Q, ...]` as `[B, K * Q, ...]`."""
+    array = jnp.moveaxis(array, 0, 1)
+    return array.reshape(array.shape[0], -1, *array.shape[3:])
