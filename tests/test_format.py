@@ -32,10 +32,20 @@ def read_plainly(path):
     blocks = [raw[a:b] for a, b in zip((0, *ends), ends, strict=False)]
     gap = raw[payload + 8 * records : -32]
     total, size, crc, version, magic = struct.unpack("<qqIi8s", gap[-32:])
-    assert (total, version, magic) == (len(gap), 1, b"ROXXEXT\0")
+    assert (total, version, magic) == (len(gap), 2, b"ROXXEXT\0")
     body = gap[len(gap) - 32 - size : len(gap) - 32]
     assert zlib.crc32(body) == crc
-    return blocks, name.rstrip(b"\0").decode(), json.loads(body)
+    extension, sections = json.loads(body), gap[: len(gap) - 32 - size]
+    assert extension["sections"] == [["sums", len(sections)]]
+    facts = extension["sums"]
+    assert facts["kind"] == "crc32"
+    assert facts["digest"] == hashlib.blake2b(sections, digest_size=16).hexdigest()
+    span = facts["span_bytes"]
+    spans = [
+        zlib.crc32(raw[i : min(i + span, payload)]) for i in range(0, payload, span)
+    ]
+    assert sections == struct.pack(f"<{len(spans)}I", *spans)
+    return blocks, name.rstrip(b"\0").decode(), extension
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -59,21 +69,43 @@ def test_files_of_old_writers_read_as_expected(name):
         assert data.metadata == {}
 
 
+GOLDEN_BODY = (
+    b'{"block_bytes":4,"dtype":"int16","elements":6,"item_shape":[],"last":true,'
+    b'"metadata":{"k":1},"pad":-1,"range":null,%s"separator":[-1],"shard":0%s}'
+)
+
+
+def golden(version, body, section=b""):
+    raw = struct.pack("<6h", 1, 2, 3, -1, 4, -1) + struct.pack("<3q", 4, 8, 12)
+    total = len(section) + len(body) + 32
+    raw += section + body
+    raw += struct.pack(
+        "<qqIi8s", total, len(body), zlib.crc32(body), version, b"ROXXEXT\0"
+    )
+    return raw + struct.pack("<qq8s8s", 3, 12, b"int16", b"ROXXEL02")
+
+
 def test_golden_bytes(tmp_path):
     path = tmp_path / "a.rox"
     items = [np.array([1, 2, 3], np.int16), [4]]
     Roxxel(path).write(items, block_size=4, separator=-1, metadata={"k": 1})
-    body = (
-        b'{"block_bytes":4,"dtype":"int16","elements":6,"item_shape":[],"last":true,'
-        b'"metadata":{"k":1},"pad":-1,"range":null,"separator":[-1],"shard":0}'
+    sums = (
+        b',"sums":{"digest":"3f0d451990680204dc95f972437bd50d","kind":"crc32",'
+        b'"span_bytes":4096}'
     )
-    expected = struct.pack("<6h", 1, 2, 3, -1, 4, -1)
-    expected += struct.pack("<3q", 4, 8, 12)
-    expected += body + struct.pack(
-        "<qqIi8s", len(body) + 32, len(body), zlib.crc32(body), 1, b"ROXXEXT\0"
-    )
-    expected += struct.pack("<qq8s8s", 3, 12, b"int16", b"ROXXEL02")
-    assert path.read_bytes() == expected
+    body = GOLDEN_BODY % (b'"sections":[["sums",4]],', sums)
+    section = struct.pack("<I", 0x75EEB436)
+    assert path.read_bytes() == golden(2, body, section)
+
+
+def test_golden_bytes_of_version_1_are_read(tmp_path):
+    path = tmp_path / "a.rox"
+    path.write_bytes(golden(1, GOLDEN_BODY % (b"", b"")))
+    data = Roxxel(path)
+    assert data.elements(0, 6).tolist() == [1, 2, 3, -1, 4, -1]
+    assert data.metadata == {"k": 1}
+    data.write([[5]], block_size=4, separator=-1, mode="append")
+    assert data.elements(0, 8).tolist() == [1, 2, 3, -1, 4, -1, 5, -1]
 
 
 def test_a_plain_reader_of_the_layout_reads_what_is_written(tmp_path):
@@ -93,6 +125,23 @@ def test_a_plain_reader_of_the_layout_reads_what_is_written(tmp_path):
     assert elements == flat.size == data.num_elements
     assert extension["last"]
     assert extension["separator"] == [7, 8]
+
+
+@pytest.mark.parametrize("block", [1, 100, 3000, 4095, 4096, 5000, 1 << 16])
+@pytest.mark.parametrize("size", [1, 5000, 65536, 200_001])
+def test_sums_cover_blocks_of_any_size(tmp_path, block, size):
+    path = tmp_path / "a.rox"
+    pieces = np.split(np.arange(size).astype(np.uint8), [size // 3])
+    Roxxel(path).write(pieces, block_size=block)
+    span = read_plainly(path)[2]["sums"]["span_bytes"]
+    assert span % block == 0
+    assert span == block or 2048 < span <= 4096
+
+
+def test_few_bytes_are_added_to_the_payload(tmp_path):
+    path = tmp_path / "a.rox"
+    Roxxel(path).write([np.zeros(1 << 20, np.int32)])
+    assert path.stat().st_size <= 1.005 * (4 << 20)
 
 
 @pytest.mark.parametrize(
@@ -254,16 +303,47 @@ def test_an_impossible_extension_is_refused(tmp_path, body, words):
         Roxxel(path).open()
 
 
-def test_sections_of_later_versions_are_skipped(tmp_path):
-    body = b'{"dtype":"int32","elements":4,"block_bytes":8,"news":[1]}'
-    path = tmp_path / "a.rox"
+@pytest.mark.parametrize(
+    ("listed", "words"),
+    [
+        (b"", "sections None"),
+        (b',"sections":5', "sections 5"),
+        (b',"sections":[["sums",9]]', "of 8 bytes in all"),
+        (b',"sections":[["x",-1],["y",9]]', "of 8 bytes in all"),
+        (b',"sections":[["sums",true]]', "sections"),
+        (b',"sections":[["sums",8]]', "describes sums as None"),
+        (b',"sections":[["sums",8]],"sums":[]', r"describes sums as \[\]"),
+        (b',"sections":[["sums",8]],"sums":{"kind":"x"}', "describes sums as"),
+        (b',"sections":[["a",8]],"sums":%s', "has 0 bytes of sums"),
+        (b',"sections":[["a",4],["sums",4]],"sums":%s', "has 4 bytes of sums"),
+    ],
+)
+def test_impossible_sections_are_refused(tmp_path, listed, words):
+    sums = b'{"digest":"","kind":"crc32","span_bytes":8}'
+    listed = listed.replace(b"%s", sums)
+    body = b'{"dtype":"int32","elements":4,"block_bytes":8%s}' % listed
+    forge_sections(tmp_path / "a.rox", body, bytes(8), version=2)
+    with pytest.raises(ShardFormatError, match=words):
+        Roxxel(tmp_path / "a.rox").open()
+
+
+@pytest.mark.parametrize(
+    ("version", "listed"),
+    [(1, b'"news":[1]'), (2, b'"sections":[["news",2],["more",3]]')],
+)
+def test_unknown_sections_are_skipped(tmp_path, version, listed):
+    body = b'{"dtype":"int32","elements":4,"block_bytes":8,%s}' % listed
+    forge_sections(tmp_path / "a.rox", body, b"12345", version)
+    assert Roxxel(tmp_path / "a.rox").num_elements == 4
+
+
+def forge_sections(path, body, sections, version):
     forge(path, bytes(16), [8, 16], b"int32", body)
     raw = path.read_bytes()
-    trailer = struct.pack(
-        "<qqIi8s", len(body) + 32 + 5, len(body), zlib.crc32(body), 1, b"ROXXEXT\0"
-    )
-    path.write_bytes(raw[:32] + b"12345" + body + trailer + raw[-32:])
-    assert Roxxel(path).num_elements == 4
+    total = len(body) + 32 + len(sections)
+    trailer = (total, len(body), zlib.crc32(body), version, b"ROXXEXT\0")
+    tail = body + struct.pack("<qqIi8s", *trailer) + raw[-32:]
+    path.write_bytes(raw[:32] + sections + tail)
 
 
 def test_shards_of_two_dtypes_are_refused(tmp_path):
@@ -279,7 +359,7 @@ def test_no_flipped_byte_of_a_tail_is_read_as_other_sizes(data, tmp_path_factory
     path = tmp_path_factory.mktemp("flip") / "a.rox"
     Roxxel(path).write([np.arange(50, dtype=np.int32)], block_size=40)
     content = bytearray(path.read_bytes())
-    begin = 200 + 5 * 8  # behind payload and index
+    begin = 200 + 5 * 8 + 4  # behind payload, index and sums
     at = data.draw(st.integers(begin, len(content) - 1))
     content[at] ^= data.draw(st.integers(1, 255))
     path.write_bytes(content)

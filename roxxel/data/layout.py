@@ -6,7 +6,7 @@ import operator
 
 import numpy as np
 
-from roxxel.data import dtypes, rox_format
+from roxxel.data import checksums, dtypes, extension_format, rox_format
 from roxxel.errors import ConfigError
 
 
@@ -55,10 +55,13 @@ class Layout:
             range=[wide, wide],
             shard=wide,
             last=False,
+            sums=checksums.facts(-wide, b""),
         )
-        longest = rox_format.pack_extension(widest)
+        longest = extension_format.pack(widest, {"sums": b""})
         room = self.max_shard_bytes - len(longest) - rox_format.FOOTER_02.size
-        return max(1, room // (self.block_size + rox_format.OFFSET_BYTES))
+        room -= len(str(wide))  # of the bytes of the section
+        per_block = rox_format.OFFSET_BYTES + extension_format.SUM_BYTES
+        return max(1, room // (self.block_size + per_block))
 
     def extension(self, dtype: np.dtype, **facts) -> dict:
         """The JSON body of a shard's extension; see `rox_format`."""

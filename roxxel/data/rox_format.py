@@ -9,42 +9,23 @@ A `ROXXEL01` file has no extension, holds uint8 and ends in `<qq8s` = records,
 payload bytes, b"ROXXEL01". Readers that know no extension find the index at the end
 of the payload and the footer at the end of the file, so it is invisible to them.
 
-The trailer of the extension is `<qqIi8s` = bytes of the whole extension, bytes of the
-JSON body, CRC-32 of the JSON body, version, b"ROXXEXT\\0". The first
-`extension bytes - body bytes - 32` bytes are binary sections for later versions
-(checksums), which version 1 leaves out and skips. The body is an object:
-
-    dtype       full name; the footer holds its first 8 characters
-    elements    valid elements in the payload: what follows is padding
-    block_bytes bytes of a block
-    item_shape  shape of an element's item, [] for plain sequences
-    range       least and greatest value of integers that may not fit int32, or null
-    separator   list of elements added after each document, or null
-    pad         the element that fills the last block
-    shard       number of this shard within the write that made it, from 0
-    last        whether the write ended with this shard
-    metadata    whatever the caller of `write` gave
+`extension_format` says what is in the extension.
 """
 
 import dataclasses
-import json
 import os
 import struct
-import zlib
 
 import numpy as np
 
-from roxxel.data import dtypes
+from roxxel.data import dtypes, extension_format
 from roxxel.errors import ShardFormatError
 
 MAGIC_01 = b"ROXXEL01"
 MAGIC_02 = b"ROXXEL02"
-MAGIC_EXTENSION = b"ROXXEXT\0"
-EXTENSION_VERSION = 1
 
 FOOTER_01 = struct.Struct("<qq8s")
 FOOTER_02 = struct.Struct("<qq8s8s")
-TRAILER = struct.Struct("<qqIi8s")
 OFFSET_BYTES = 8
 _TAIL_BYTES = 4096  # one read takes the footer and almost every extension
 
@@ -54,7 +35,8 @@ class Shard:
     """What the tail of one shard says; the payload has not been read.
 
     `elements` counts valid elements (padding excluded), `records` the records in the
-    index, `extension` is the JSON body, empty for files without one.
+    index, `extension` is the JSON body, empty for files without one. `sections` gives
+    first byte and bytes of every binary section in the file.
     """
 
     path: str
@@ -64,6 +46,7 @@ class Shard:
     dtype: np.dtype
     elements: int
     extension: dict
+    sections: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
 
 def pack_footer(*, records: int, payload_bytes: int, dtype: np.dtype) -> bytes:
@@ -72,25 +55,20 @@ def pack_footer(*, records: int, payload_bytes: int, dtype: np.dtype) -> bytes:
     return FOOTER_02.pack(records, payload_bytes, name, MAGIC_02)
 
 
-def pack_extension(body: dict) -> bytes:
-    """JSON body and trailer, the bytes between index and footer."""
-    text = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
-    total = len(text) + TRAILER.size
-    crc = zlib.crc32(text)
-    return text + TRAILER.pack(
-        total, len(text), crc, EXTENSION_VERSION, MAGIC_EXTENSION
-    )
-
-
 def pack_tail(
-    *, records: int, block_bytes: int, dtype: np.dtype, extension: dict
+    *,
+    records: int,
+    block_bytes: int,
+    dtype: np.dtype,
+    extension: dict,
+    sections: dict[str, bytes],
 ) -> bytes:
     """Index, extension and footer of a shard of `records` equal blocks."""
     ends = np.arange(1, records + 1, dtype="<i8") * block_bytes
     footer = pack_footer(
         records=records, payload_bytes=records * block_bytes, dtype=dtype
     )
-    return ends.tobytes() + pack_extension(extension) + footer
+    return ends.tobytes() + extension_format.pack(extension, sections) + footer
 
 
 def read_shard(path: str | os.PathLike) -> Shard:
@@ -143,13 +121,16 @@ class _Parser:
     def _parse_02(self) -> Shard:
         records, payload, name, _ = FOOTER_02.unpack(self._tail[-FOOTER_02.size :])
         gap = self._gap(records, payload, FOOTER_02.size)
-        extension = self._read_extension(gap) if gap else {}
+        extension, sections = self._read_extension(gap)
         dtype = self._dtype(name, extension)
         self._check_last_offset(records, payload)
         elements = extension.get("elements", payload // dtype.itemsize)
-        if gap:
-            self._check_elements(elements, records, payload, dtype, extension)
-        return self._shard(records, payload, dtype, elements, extension)
+        try:
+            extension_format.check(extension, sections, records, payload, dtype)
+        except ValueError as err:
+            raise self._error(str(err)) from err
+        shard = self._shard(records, payload, dtype, elements, extension)
+        return dataclasses.replace(shard, sections=sections)
 
     def _gap(self, records: int, payload: int, footer_bytes: int) -> int:
         """Bytes between index and footer."""
@@ -179,50 +160,14 @@ class _Parser:
                 " its footer"
             )
 
-    def _read_extension(self, gap: int) -> dict:
-        if gap < TRAILER.size:
-            raise self._error(
-                f"{gap} bytes lie between its index and its footer, expected none or"
-                f" an extension of at least {TRAILER.size} bytes"
-            )
-        end = self._size - FOOTER_02.size
-        raw = os.pread(self._fd, TRAILER.size, end - TRAILER.size)
-        total, body_bytes, crc, version, magic = TRAILER.unpack(raw)
-        if magic != MAGIC_EXTENSION or total != gap:
-            raise self._error(
-                f"the {gap} bytes between its index and its footer end in {magic!r}"
-                f" and claim {total} bytes, expected {MAGIC_EXTENSION!r} and {gap}"
-            )
-        if not 0 <= body_bytes <= gap - TRAILER.size:
-            raise self._error(
-                f"its extension of {gap} bytes claims a body of {body_bytes} bytes,"
-                f" expected 0 to {gap - TRAILER.size}"
-            )
-        if version != EXTENSION_VERSION:
-            raise self._error(
-                f"its extension has version {version}, expected {EXTENSION_VERSION};"
-                " read it with a newer roxxel"
-            )
-        body = os.pread(self._fd, body_bytes, end - TRAILER.size - body_bytes)
-        return self._parse_body(body, crc)
-
-    def _parse_body(self, body: bytes, crc: int) -> dict:
-        if zlib.crc32(body) != crc:
-            raise self._error(
-                f"its extension has CRC-32 {zlib.crc32(body):#010x}, expected"
-                f" {crc:#010x}"
-            )
+    def _read_extension(self, gap: int) -> tuple[dict, dict]:
+        if not gap:
+            return {}, {}
+        begin = self._size - FOOTER_02.size - gap
         try:
-            extension = json.loads(body)
-        except (ValueError, RecursionError) as err:
-            raise self._error("its extension is not JSON") from err
-        expected = {"dtype": str, "elements": int, "block_bytes": int}
-        for key, kind in expected.items():
-            if not isinstance(extension, dict) or type(extension.get(key)) is not kind:
-                raise self._error(
-                    f"its extension has no {key!r} of type {kind.__name__}"
-                )
-        return extension
+            return extension_format.read(self._fd, begin, gap)
+        except ValueError as err:
+            raise self._error(str(err)) from err
 
     def _dtype(self, field: bytes, extension: dict) -> np.dtype:
         name = field.rstrip(b"\0").decode("utf-8", "backslashreplace")
@@ -237,27 +182,6 @@ class _Parser:
         except ValueError as err:
             raise self._error(str(err)) from err
 
-    def _check_elements(self, elements, records, payload, dtype, extension) -> None:
-        block_bytes = extension["block_bytes"]
-        padding = payload - elements * dtype.itemsize
-        if block_bytes * records != payload:
-            raise self._error(
-                f"{records} blocks of {block_bytes} bytes are not the {payload} payload"
-                " bytes of its footer"
-            )
-        limits = np.iinfo(dtype) if dtype.kind in "iu" else None
-        noted = extension.get("range")
-        if noted is not None and not (limits and _is_range(noted, limits)):
-            raise self._error(
-                f"its extension has the range {noted!r:.60}, expected two integers of"
-                f" {dtype.name}"
-            )
-        if elements < 0 or not 0 <= padding <= max(0, block_bytes - 1):
-            raise self._error(
-                f"its extension counts {elements} elements of {dtype.name} in {payload}"
-                f" payload bytes, expected padding of 0 to {block_bytes - 1} bytes"
-            )
-
     def _shard(self, records, payload, dtype, elements, extension) -> Shard:
         return Shard(
             path=self._path,
@@ -271,11 +195,3 @@ class _Parser:
 
     def _error(self, what: str) -> ShardFormatError:
         return ShardFormatError(f"{self._path}: {self._size} bytes, {what}.")
-
-
-def _is_range(noted, limits: np.iinfo) -> bool:
-    return (
-        isinstance(noted, list)
-        and [type(value) for value in noted] == [int, int]
-        and limits.min <= noted[0] <= noted[1] <= limits.max
-    )

@@ -5,7 +5,7 @@ from io import FileIO
 
 import numpy as np
 
-from roxxel.data import paths, publish, rox_format
+from roxxel.data import checksums, paths, publish, rox_format
 from roxxel.data.layout import Layout, plain_values
 
 
@@ -32,6 +32,7 @@ class ShardSink:
         self._file: FileIO | None = None
         self._elements = 0  # in the shard that is open
         self._range: list[int] | None = None  # of its values
+        self._sums = checksums.Summer(layout.block_size)
         self._dtype = layout.dtype or np.dtype(np.uint8)
         self._separator = np.empty(0, self._dtype)
         self._capacity: int | None = None
@@ -52,7 +53,7 @@ class ShardSink:
             room = elements.size
             if self._capacity is not None:
                 room = min(room, self._capacity - self._elements)
-            _write_all(self._file, elements[:room])
+            self._write_payload(elements[:room])
             self._note_range(elements[:room])
             self._elements += room
             elements = elements[room:]
@@ -79,6 +80,7 @@ class ShardSink:
         self.parts.append((part, final))
         self._elements = 0
         self._range = None
+        self._sums = checksums.Summer(self._layout.block_size)
         return FileIO(part, "xb")
 
     def _complete(self, *, is_last: bool) -> None:
@@ -87,7 +89,7 @@ class ShardSink:
             block = self._layout.block_elements(self._dtype)
             records = -(-self._elements // block)
             padding = records * block - self._elements
-            _write_all(file, np.full(padding, self._pad_value(), self._dtype))
+            self._write_payload(np.full(padding, self._pad_value(), self._dtype))
             _write_all(file, np.frombuffer(self._tail(records, is_last), np.uint8))
             os.fsync(file.fileno())
         self._file = None
@@ -96,10 +98,18 @@ class ShardSink:
             publish.publish_one(part, final)
             self._published.append(final)
 
+    def _write_payload(self, elements: np.ndarray) -> None:
+        assert self._file is not None
+        raw = elements.view(np.uint8)
+        self._sums.add(raw)
+        _write_all(self._file, raw)
+
     def _tail(self, records: int, is_last: bool) -> bytes:
         """Index, extension and footer of the shard that is open."""
+        section, sums = self._sums.finish()
         facts = self._layout.extension(
             self._dtype,
+            sums=sums,
             elements=self._elements,
             separator=plain_values(self._separator) or None,
             pad=plain_values(self._pad_value().reshape(1))[0],
@@ -112,6 +122,7 @@ class ShardSink:
             block_bytes=self._layout.block_size,
             dtype=self._dtype,
             extension=facts,
+            sections={"sums": section},
         )
 
     def _note_range(self, elements: np.ndarray) -> None:
@@ -128,10 +139,8 @@ class ShardSink:
         return np.zeros((), self._dtype)
 
 
-def _write_all(file: FileIO, elements: np.ndarray) -> None:
-    """Writes all bytes; a raw file may take fewer than it is given."""
-    if not elements.size:
-        return
-    view = elements.view(np.uint8).data
+def _write_all(file: FileIO, raw: np.ndarray) -> None:
+    """Writes all of uint8 [n]; a raw file may take fewer than it is given."""
+    view = raw.data
     while view.nbytes:
         view = view[file.write(view) :]

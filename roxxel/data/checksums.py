@@ -1,0 +1,127 @@
+"""Checksums of a shard's payload, and where the payload no longer fits them.
+
+One CRC-32 covers a span: a block, or as many small blocks as make about 4 KiB. CRC-32
+finds every burst of up to 32 wrong bits, needs 4 bytes a block, and is in the standard
+library, so that the same data have the same bytes on every machine. In blocks of 4 KiB
+the library's own zlib sums 3.6 GB/s; `zlib_ng`, which is used where it is installed and
+gives the same sums, 24 GB/s (XXH3 in the same loop: 21 GB/s).
+"""
+
+import array
+import hashlib
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from roxxel.data import rox_format
+from roxxel.errors import ShardFormatError
+
+try:
+    from zlib_ng.zlib_ng import crc32
+except ImportError:
+    from zlib import crc32
+
+KIND = "crc32"
+_SPAN_BYTES = 4096
+_READ_BYTES = 1 << 20
+
+
+class Summer:
+    """Sums a payload span by span as it is written, in pieces of any size."""
+
+    def __init__(self, block_bytes: int):
+        self._span = block_bytes * max(1, _SPAN_BYTES // block_bytes)
+        self._sums = array.array("I")
+        self._running = 0
+        self._filled = 0  # bytes of the span that is not complete
+
+    def add(self, raw: np.ndarray) -> None:
+        """Takes the next bytes, uint8 [n]."""
+        if self._filled:
+            head = raw[: self._span - self._filled]
+            self._running = crc32(head.data, self._running)
+            self._filled += head.size
+            raw = raw[head.size :]
+            if self._filled == self._span:
+                self._end_span()
+        whole = raw.size - raw.size % self._span
+        self._sums.extend(map(crc32, raw[:whole].reshape(-1, self._span)))
+        if whole < raw.size:
+            self._running = crc32(raw[whole:].data)
+            self._filled = raw.size - whole
+
+    def finish(self) -> tuple[bytes, dict]:
+        """The section of sums and what the extension says about it."""
+        if self._filled:
+            self._end_span()
+        raw = np.array(self._sums, "<u4").tobytes()
+        return raw, facts(self._span, raw)
+
+    def _end_span(self) -> None:
+        self._sums.append(self._running)
+        self._running = self._filled = 0
+
+
+def facts(span_bytes: int, section: bytes) -> dict:
+    """What the extension says about the sums in `section`."""
+    return {"kind": KIND, "span_bytes": span_bytes, "digest": _digest(section)}
+
+
+def are_in(shard: rox_format.Shard) -> bool:
+    """Whether `shard` has sums of the kind known here."""
+    return "sums" in shard.sections and shard.extension["sums"]["kind"] == KIND
+
+
+def read_sums(shard: rox_format.Shard) -> np.ndarray:
+    """The sums of `shard`, uint32 [spans].
+
+    Raises:
+        ShardFormatError: They are damaged themselves.
+    """
+    begin, size = shard.sections["sums"]
+    with open(shard.path, "rb", buffering=0) as file:
+        raw = os.pread(file.fileno(), size, begin)
+    if _digest(raw) != shard.extension["sums"]["digest"]:
+        raise ShardFormatError(
+            f"{shard.path}: its checksums, bytes {begin} to {begin + size} of the file,"
+            " are damaged: expected the digest in its extension. Copy or write it"
+            " again."
+        )
+    return np.frombuffer(raw, "<u4")
+
+
+def faults(shard: rox_format.Shard) -> Iterator[str]:
+    """Reads the whole payload of `shard` and names every span that is not as written.
+
+    Raises:
+        ShardFormatError: The sums are damaged themselves.
+    """
+    sums = read_sums(shard)
+    span = shard.extension["sums"]["span_bytes"]
+    spans_at_once = max(1, _READ_BYTES // span)
+    with open(shard.path, "rb", buffering=0) as file:
+        for first in range(0, len(sums), spans_at_once):
+            stop = min(first + spans_at_once, len(sums))
+            size = min(stop * span, shard.payload_bytes) - first * span
+            raw = np.frombuffer(os.pread(file.fileno(), size, first * span), np.uint8)
+            for i in range(first, stop):
+                at = (i - first) * span
+                if crc32(raw[at : at + span].data) != sums[i]:
+                    yield fault(shard, i)
+
+
+def fault(shard: rox_format.Shard, span: int) -> str:
+    """Names shard, blocks and bytes of one span that is not as it was written."""
+    size, block = shard.extension["sums"]["span_bytes"], shard.extension["block_bytes"]
+    begin, end = span * size, min((span + 1) * size, shard.payload_bytes)
+    first, last = begin // block, (end - 1) // block
+    blocks = f"block {first}" if first == last else f"blocks {first} to {last}"
+    return (
+        f"{shard.path}: {blocks}, bytes {begin} to {end} of the file, do not match"
+        " their checksum: damaged since they were written"
+    )
+
+
+def _digest(raw: bytes) -> str:
+    return hashlib.blake2b(raw, digest_size=16).hexdigest()
