@@ -35,13 +35,26 @@ class Roxxel:
     Args:
         filepath: Where the shards are and where `write` puts them. `*` stands for the
             number of a shard, both ways; shards are ordered by number.
+        verify: "lazy" compares every block with its checksum when it is first read
+            and raises `ShardFormatError` where it is damaged. None reads it as it is.
+
+    Raises:
+        ConfigError: `verify` is neither.
     """
 
-    def __init__(self, filepath: _Location | Sequence[_Location]):
+    def __init__(
+        self,
+        filepath: _Location | Sequence[_Location],
+        *,
+        verify: str | None = None,
+    ):
+        if verify not in (None, "lazy"):
+            raise ConfigError(f"verify must be None or 'lazy', got {verify!r}.")
         if isinstance(filepath, str | os.PathLike):
             self._location = os.fspath(filepath)
         else:
             self._location = [os.fspath(path) for path in filepath]
+        self._verify = verify
         self._lock = threading.Lock()
         self._reader: ShardReader | None = None
 
@@ -131,10 +144,10 @@ class Roxxel:
         return f"Roxxel({self._location!r})"
 
     def __getstate__(self) -> dict:
-        return {"_location": self._location}
+        return {"filepath": self._location, "verify": self._verify}
 
     def __setstate__(self, state: dict) -> None:
-        self.__init__(state["_location"])
+        self.__init__(**state)
 
     def __len__(self) -> int:
         """Number of records (blocks)."""
@@ -293,11 +306,11 @@ class Roxxel:
             return reader
         with self._lock:
             if self._reader is None:
-                self._reader = _open(self._location)
+                self._reader = _open(self._location, is_checked=self._verify == "lazy")
             return self._reader
 
 
-def _open(location: str | list[str]) -> ShardReader:
+def _open(location: str | list[str], *, is_checked: bool) -> ShardReader:
     _finish_interrupted_publishing(location)
     files = paths.find(location)
     if not files:
@@ -314,7 +327,8 @@ def _open(location: str | list[str]) -> ShardReader:
             len(shards),
         )
     filled = [shard for shard in shards if shard.records]
-    return ShardReader(shards, (filled or shards)[0].dtype)
+    dtype = (filled or shards)[0].dtype
+    return ShardReader(shards, dtype, is_checked=is_checked)
 
 
 def _finish_interrupted_publishing(location: str | list[str]) -> None:

@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 
-from roxxel.data import modes, paths, verify
+from roxxel.data import checksums, modes, paths, verify
 from roxxel.dataset import Roxxel
 from roxxel.errors import EXIT_CONFIG, EXIT_ERROR, EXIT_OK, ConfigError
 from roxxel.errors import ShardFormatError as _FormatError
@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="info|verify|head")
     for run, text in (
         (_info, "records, elements, dtype, sizes and extension"),
-        (_verify, "checks footers, indexes and extensions; exit 1 when one is wrong"),
+        (_verify, "checks every block, index and footer; exit 1 when one is wrong"),
         (_head, "the first elements"),
     ):
         command = commands.add_parser(run.__name__[1:], help=text, description=text)
@@ -110,10 +110,9 @@ def _verify_path(path: str) -> int:
         raise paths.MissingShardsError(f"no shards at {path!r}")
     shards, faults = [], []
     for file in files:
-        try:
-            shards.append(verify.check_shard(file))
-        except _FormatError as err:
-            faults.append(str(err))
+        shard = verify.check_shard(file, faults)
+        if shard is not None:
+            shards.append(shard)
     for shard in shards:
         if shard.records and shard.dtype != shards[0].dtype and shards[0].records:
             faults.append(
@@ -124,7 +123,9 @@ def _verify_path(path: str) -> int:
         faults.append(f"{path}: the write of these shards did not finish")
     for fault in faults:
         _write(f"FAULT {fault}")
-    _write(f"{path}: {len(files)} shards, {len(faults)} faults")
+    without = sum(not checksums.are_in(shard) for shard in shards)
+    note = f" ({without} without checksums)" if without else ""
+    _write(f"{path}: {len(files)} shards, {len(faults)} faults{note}")
     return len(faults)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -87,18 +88,81 @@ def test_verify_names_every_fault(capsys, tmp_path):
     assert out.endswith("2 faults\n")
 
 
-def test_verify_looks_at_padding_and_at_missing_shards(capsys, tmp_path):
+def faults_of(capsys, path):
+    code, out, err = run(capsys, "verify", path)
+    *faults, last = out.splitlines()
+    assert (code, err) == (1 if faults else 0, "")
+    assert f"{len(faults)} faults" in last
+    return [fault.removeprefix("FAULT ") for fault in faults]
+
+
+def test_verify_names_shard_block_and_bytes_of_what_is_damaged(capsys, tmp_path):
+    path = tmp_path / "p_*.rox"
+    data = Roxxel(path).write(
+        [np.arange(30_000, dtype=np.int32)], block_size=4096, max_shard_bytes=50_000
+    )
+    assert len(data.shards) == 3
+    damage(tmp_path / "p_0001.rox", 3 * 4096 + 5, b"\xff")
+    damage(tmp_path / "p_0001.rox", 6 * 4096 - 2, b"abcd")  # over a border
+    damage(tmp_path / "p_0002.rox", 30_000 * 4 - 2 * 12 * 4096 - 1, b"x")
+    words = "of the file, do not match their checksums: damaged since they were written"
+    assert faults_of(capsys, path) == [
+        f"{tmp_path}/p_0001.rox: block 3, bytes 12288 to 16384 {words}",
+        f"{tmp_path}/p_0001.rox: blocks 5 to 6, bytes 20480 to 28672 {words}",
+        f"{tmp_path}/p_0002.rox: block 5, bytes 20480 to 24576 {words}",
+    ]
+
+
+@pytest.mark.parametrize("block", [1, 48, 4096, 10_000])
+def test_verify_finds_any_wrong_byte(capsys, tmp_path, block):
+    path = tmp_path / "a.rox"
+    size = 25_000
+    Roxxel(path).write([np.arange(size).astype(np.uint8)], block_size=block)
+    good = path.read_bytes()
+    end = size + -size % block  # with padding
+    rng = np.random.default_rng(0)
+    for at in [0, end - 1, *rng.integers(0, end, 10).tolist()]:
+        content = bytearray(good)
+        content[at] ^= 1 << int(rng.integers(8))
+        path.write_bytes(content)
+        (fault,) = faults_of(capsys, path)
+        begin, stop = fault.split("bytes ")[1].split(" of")[0].split(" to ")
+        assert int(begin) <= at < int(stop) <= end
+        assert int(stop) - int(begin) <= max(block, 4096)
+        assert f" {at // block}" in fault or "blocks" in fault
+
+
+def test_verify_names_damaged_checksums(capsys, tmp_path):
+    path = tmp_path / "a.rox"
+    Roxxel(path).write([np.arange(5000, dtype=np.int32)])
+    damage(path, 5 * (4096 + 8) + 1, b"\x99")
+    (fault,) = faults_of(capsys, path)
+    assert "a.rox: its checksums, bytes 20520 to 20540 of the file, are" in fault
+
+
+def test_verify_looks_at_padding_and_at_missing_shards(capsys, tmp_path, repo_root):
     path = tmp_path / "p_*.rox"
     data = Roxxel(path).write([[1, 2, 3]] * 9, block_size=16, max_shard_bytes=1)
     damage(tmp_path / "p_0006.rox", 12, b"\1")  # behind the last of 27 elements
-    code, out, _ = run(capsys, "verify", path)
-    assert code == 1
-    assert "p_0006.rox: its last 4 payload bytes are not all the padding 0" in out
+    assert "p_0006.rox: block 0, bytes 0 to 16" in faults_of(capsys, path)[0]
     assert len(data.shards) == 7
     (tmp_path / "p_0006.rox").unlink()
     code, out, _ = run(capsys, "verify", path)
     assert code == 1
     assert "the write of these shards did not finish" in out
+
+
+def test_verify_of_files_without_checksums_looks_at_padding(capsys, tmp_path):
+    path = tmp_path / "a.rox"
+    body = b'{"block_bytes":16,"dtype":"int32","elements":3}'
+    trailer = (len(body) + 32, len(body), zlib.crc32(body), 1, b"ROXXEXT\0")
+    tail = struct.pack("<q", 16) + body + struct.pack("<qqIi8s", *trailer)
+    tail += struct.pack("<qq8s8s", 1, 16, b"int32", b"ROXXEL02")
+    path.write_bytes(bytes(16) + tail)
+    assert "0 faults (1 without checksums)" in run(capsys, "verify", path)[1]
+    damage(path, 12, b"\1")
+    (fault,) = faults_of(capsys, path)
+    assert "a.rox: its last 4 payload bytes are not all the padding 0" in fault
 
 
 @pytest.mark.parametrize("command", ["info", "verify", "head"])

@@ -46,7 +46,7 @@ class Summer:
             if self._filled == self._span:
                 self._end_span()
         whole = raw.size - raw.size % self._span
-        self._sums.extend(map(crc32, raw[:whole].reshape(-1, self._span)))
+        self._sums.extend(_whole_sums(raw[:whole], self._span))
         if whole < raw.size:
             self._running = crc32(raw[whole:].data)
             self._filled = raw.size - whole
@@ -91,36 +91,54 @@ def read_sums(shard: rox_format.Shard) -> np.ndarray:
     return np.frombuffer(raw, "<u4")
 
 
+def sums_of(raw: np.ndarray, span: int) -> np.ndarray:
+    """The sums of bytes that begin with a span, uint32 [spans]."""
+    whole = raw.size - raw.size % span
+    sums = np.empty(-(-raw.size // span), np.uint32)
+    sums[: whole // span] = list(_whole_sums(raw[:whole], span))
+    if whole < raw.size:
+        sums[-1] = crc32(raw[whole:].data)
+    return sums
+
+
 def faults(shard: rox_format.Shard) -> Iterator[str]:
-    """Reads the whole payload of `shard` and names every span that is not as written.
+    """Reads the whole payload of `shard` and names every run of damaged spans."""
+    try:
+        sums = read_sums(shard)
+    except ShardFormatError as err:
+        yield str(err)
+        return
+    bad = np.flatnonzero(np.concatenate([*_damaged(shard, sums), [False]]))
+    for run in np.split(bad, np.flatnonzero(np.diff(bad) > 1) + 1):
+        if run.size:
+            yield fault(shard, int(run[0]), int(run[-1]) + 1)
 
-    Raises:
-        ShardFormatError: The sums are damaged themselves.
-    """
-    sums = read_sums(shard)
+
+def _damaged(shard: rox_format.Shard, sums: np.ndarray) -> Iterator[np.ndarray]:
+    """Whether each span is damaged, bool [spans], a piece of the payload at a time."""
     span = shard.extension["sums"]["span_bytes"]
-    spans_at_once = max(1, _READ_BYTES // span)
+    at_once = max(1, _READ_BYTES // span)
     with open(shard.path, "rb", buffering=0) as file:
-        for first in range(0, len(sums), spans_at_once):
-            stop = min(first + spans_at_once, len(sums))
-            size = min(stop * span, shard.payload_bytes) - first * span
+        for first in range(0, len(sums), at_once):
+            size = min(at_once * span, shard.payload_bytes - first * span)
             raw = np.frombuffer(os.pread(file.fileno(), size, first * span), np.uint8)
-            for i in range(first, stop):
-                at = (i - first) * span
-                if crc32(raw[at : at + span].data) != sums[i]:
-                    yield fault(shard, i)
+            yield sums_of(raw, span) != sums[first : first + at_once]
 
 
-def fault(shard: rox_format.Shard, span: int) -> str:
-    """Names shard, blocks and bytes of one span that is not as it was written."""
+def fault(shard: rox_format.Shard, first_span: int, stop_span: int) -> str:
+    """Names shard, blocks and bytes of spans that are not as they were written."""
     size, block = shard.extension["sums"]["span_bytes"], shard.extension["block_bytes"]
-    begin, end = span * size, min((span + 1) * size, shard.payload_bytes)
+    begin, end = first_span * size, min(stop_span * size, shard.payload_bytes)
     first, last = begin // block, (end - 1) // block
     blocks = f"block {first}" if first == last else f"blocks {first} to {last}"
     return (
         f"{shard.path}: {blocks}, bytes {begin} to {end} of the file, do not match"
-        " their checksum: damaged since they were written"
+        " their checksums: damaged since they were written"
     )
+
+
+def _whole_sums(raw: np.ndarray, span: int) -> Iterator[int]:
+    return map(crc32, raw.reshape(-1, span))
 
 
 def _digest(raw: bytes) -> str:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from roxxel.data import rox_format
+from roxxel.data.lazy_check import LazyCheck
 from roxxel.data.region import Region
 from roxxel.data.rows import RowWindow
 from roxxel.errors import ShardFormatError
@@ -17,9 +18,16 @@ class ShardReader:
         shards: Tails of the shards in the order of the sequence, all of one dtype.
         num_elements: Valid elements of all shards.
         num_records: Records of all shards.
+        check: Compares what is read with its checksums, None to leave that out.
     """
 
-    def __init__(self, shards: list[rox_format.Shard], dtype: np.dtype):
+    def __init__(
+        self,
+        shards: list[rox_format.Shard],
+        dtype: np.dtype,
+        *,
+        is_checked: bool = False,
+    ):
         self.shards = shards
         self.dtype = dtype
         self._element_ends = np.cumsum([s.elements for s in shards], dtype=np.int64)
@@ -27,6 +35,7 @@ class ShardReader:
         self.num_elements = int(self._element_ends[-1]) if shards else 0
         self.num_records = int(self._record_ends[-1]) if shards else 0
         self.region = Region(shards)
+        self.check = LazyCheck(shards, self.region) if is_checked else None
         # element v of the sequence, in shard k, is element v + shift[k] of the region
         starts = self._element_ends - [s.elements for s in shards]
         self._shifts = self.region.offsets // dtype.itemsize - starts
@@ -48,11 +57,13 @@ class ShardReader:
         local = index - int(self._record_ends[k]) + shard.records
         self.region.map(k)
         begin, end = self._record_range(k, local)
-        if not 0 <= begin <= end <= shard.payload_bytes:
+        block = shard.extension.get("block_bytes")
+        is_block = block is None or (begin, end) == (local * block, (local + 1) * block)
+        if not 0 <= begin <= end <= shard.payload_bytes or not is_block:
             raise ShardFormatError(
                 f"{shard.path}: {shard.file_bytes} bytes, its index puts record {local}"
-                f" at bytes {begin} to {end}, expected a range within 0 to"
-                f" {shard.payload_bytes}."
+                f" at bytes {begin} to {end}, expected {block or 'a range'} bytes"
+                f" within 0 to {shard.payload_bytes}."
             )
         end = min(end, shard.elements * self.dtype.itemsize)
         if (begin | end) % self.dtype.itemsize:
@@ -60,7 +71,10 @@ class ShardReader:
                 f"{shard.path}: record {local} is bytes {begin} to {end}, which are not"
                 f" whole elements of {self.dtype.name}; read elements() instead."
             )
-        raw = self.region.bytes(k, begin, max(begin, end))
+        end = max(begin, end)
+        if self.check:
+            self.check.check(k, begin, end)
+        raw = self.region.bytes(k, begin, end)
         return raw.view(self.dtype)
 
     def locate(
@@ -89,6 +103,9 @@ class ShardReader:
             flat = self.region.windows(self.dtype, 1)[:, 0]
             size = self.dtype.itemsize
             self.region.will_need(at * size, (at + take) * size)
+            if self.check:
+                ids = np.array([k])
+                self.check.check_rows(ids, np.array([at * size]), take * size)
             out[done : done + take] = flat[at : at + take]
             done += take
             k += take == left

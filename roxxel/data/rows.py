@@ -64,11 +64,16 @@ class RowWindow:
 
         Raises:
             ValueError: A value does not fit the dtype; names it.
+            ShardFormatError: The data are checked and damaged.
         """
         if not self._region.is_all_mapped:
             self._region.map_all(self._shard_ids[start:stop])
         if self._region.is_cold:
             self._look_ahead(start, stop)
+        if self._reader.check:
+            size = self._reader.dtype.itemsize
+            shard_ids, at = self._shard_ids[start:stop], self._at[start:stop]
+            self._reader.check.check_rows(shard_ids, at * size, self._width * size)
         begin = time.perf_counter()
         out = self._gather(start, stop)
         seconds = time.perf_counter() - begin

@@ -1,30 +1,37 @@
-"""Whether the structure of a shard holds all through: index and padding."""
+"""Whether a shard holds all through: its structure, and its payload as written."""
 
 import os
+from collections.abc import Iterator
 
 import numpy as np
 
-from roxxel.data import rox_format
+from roxxel.data import checksums, rox_format
 from roxxel.errors import ShardFormatError
 
 _CHUNK_OFFSETS = 1 << 17
 
 
-def check_shard(path: str) -> rox_format.Shard:
-    """Reads the tail, the whole index and the padding of `path`, no other payload.
+def check_shard(path: str, faults: list[str]) -> rox_format.Shard | None:
+    """Reads all of `path` and adds what is wrong to `faults`, file and place named.
 
-    Raises:
-        ShardFormatError: Something does not hold; names file and place.
+    Files without checksums have nothing to compare the payload with. None when the
+    tail cannot be read.
     """
-    shard = rox_format.read_shard(path)
+    try:
+        shard = rox_format.read_shard(path)
+    except ShardFormatError as err:
+        faults.append(str(err))
+        return None
     with open(path, "rb", buffering=0) as file:
-        _check_index(shard, file.fileno())
-        if shard.extension:
-            _check_padding(shard, file.fileno())
+        faults += _index_faults(shard, file.fileno())
+        if checksums.are_in(shard):
+            faults += checksums.faults(shard)
+        elif shard.extension:
+            faults += _padding_faults(shard, file.fileno())
     return shard
 
 
-def _check_index(shard: rox_format.Shard, fd: int) -> None:
+def _index_faults(shard: rox_format.Shard, fd: int) -> Iterator[str]:
     """Records must follow each other, equal blocks where the extension says so."""
     block_bytes = shard.extension.get("block_bytes")
     before = 0
@@ -38,20 +45,21 @@ def _check_index(shard: rox_format.Shard, fd: int) -> None:
         if bad.any():
             i = int(np.argmax(bad))
             expected = "at least 0" if block_bytes is None else block_bytes
-            raise ShardFormatError(
+            yield (
                 f"{shard.path}: its index gives record {first + i} {lengths[i]} bytes,"
                 f" expected {expected}."
             )
+            return
         before = int(ends[-1])
 
 
-def _check_padding(shard: rox_format.Shard, fd: int) -> None:
+def _padding_faults(shard: rox_format.Shard, fd: int) -> Iterator[str]:
     begin = shard.elements * shard.dtype.itemsize
     raw = os.pread(fd, shard.payload_bytes - begin, begin)
     padding = np.frombuffer(raw, shard.dtype)
     pad = np.array(shard.extension.get("pad", 0)).astype(shard.dtype)
     if padding.tobytes() != np.full_like(padding, pad).tobytes():
-        raise ShardFormatError(
+        yield (
             f"{shard.path}: its last {len(raw)} payload bytes are not all the padding"
             f" {pad}."
         )
