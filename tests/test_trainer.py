@@ -103,6 +103,27 @@ def test_finished_run_says_so_and_changes_nothing(undisturbed, dataset):
     assert (undisturbed / "roxxel_metrics.csv").read_bytes() == before
 
 
+def test_killed_after_the_last_step_the_results_are_still_made(undisturbed, dataset):
+    before = (undisturbed / "summary.json").read_text()
+    (undisturbed / "summary.json").unlink()
+    assert trainer(dataset).run(undisturbed) == 0
+    summary = json.loads((undisturbed / "summary.json").read_text())
+    for key in ("steps", "eval_loss"):
+        assert summary[key] == json.loads(before)[key]
+    assert len(rows(undisturbed)) == STEPS
+
+
+def test_divergence_at_the_first_step_leaves_the_initial_state(dataset, tmp_path):
+    def always_nan(model, tokens, mask=None):
+        mean, weight = next_token_loss(model, tokens, mask)
+        return mean * jnp.nan, weight
+
+    with pytest.raises(DivergedError, match=r"step 1 \(batch 0\)"):
+        trainer(dataset, loss=always_nan).run(tmp_path / "nan")
+    with Checkpointer(tmp_path / "nan" / "checkpoints") as checkpointer:
+        assert checkpointer.all_steps() == [0]
+
+
 def test_stopping_early_three_times_changes_nothing(undisturbed, dataset, tmp_path):
     """Neither the schedule nor the data depend on where a run was cut."""
     for stop in (3, 11, 18, None):
