@@ -1,7 +1,5 @@
 """`Roxxel`: a data set of `.rox` shards, written once and read without loading it."""
 
-import hashlib
-import json
 import operator
 import os
 import threading
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from absl import logging
 
-from roxxel.data import dtypes, modes, paths, publish, steps
+from roxxel.data import dtypes, fingerprint, modes, paths, publish, steps
 from roxxel.data.layout import Layout
 from roxxel.data.reader import ShardReader
 from roxxel.data.rows import RowWindow
@@ -192,16 +190,15 @@ class Roxxel:
         return modes.is_complete(self._opened().shards)
 
     def fingerprint(self) -> str:
-        """32 hex digits of sizes, dtype and extensions; reads no payload.
+        """32 hex digits that name the data; reads no payload that has checksums.
 
-        The same data written the same way have the same fingerprint anywhere.
+        The same data written the same way have the same fingerprint anywhere. Files
+        of old writers are told apart by sizes and samples of their bytes.
         """
-        digest = hashlib.blake2b(digest_size=16)
-        for shard in self._opened().shards:
-            facts = [shard.records, shard.payload_bytes, shard.elements]
-            facts += [shard.dtype.name, shard.extension]
-            digest.update(json.dumps(facts, sort_keys=True).encode() + b"\n")
-        return digest.hexdigest()
+        reader = self._opened()
+        if reader.fingerprint is None:
+            reader.fingerprint = fingerprint.fingerprint(reader.shards)
+        return reader.fingerprint
 
     def value_range(self) -> tuple[int, ...]:
         """Least and greatest value where the shards record them, else ().

@@ -199,6 +199,33 @@ def test_fingerprints_name_the_data_not_the_place(tmp_path):
     assert len({d.fingerprint() for d in [one, *others]}) == 4
 
 
+def test_fingerprints_tell_equal_sizes_apart(tmp_path):
+    values = np.zeros(100_000, np.int32)
+    seen = set()
+    for i, place in enumerate([None, 0, 54_321, 99_999]):
+        if place is not None:
+            values[:] = 0
+            values[place] = 1
+        data = Roxxel(tmp_path / f"d{i}_*.rox")
+        seen.add(data.write([values], max_shard_bytes=200_000).fingerprint())
+        data.close()
+        assert data.fingerprint() in seen
+    assert len(seen) == 4
+    data.write([[5]], mode="append")
+    assert data.fingerprint() not in seen
+
+
+def test_fingerprints_of_old_files_sample_their_bytes(tmp_path):
+    seen = set()
+    for i, at in enumerate([0, (1 << 20) - 4, None]):
+        path = tmp_path / f"{i}.rox"
+        raw = b"" if at is None else b"\1\2\3\4"
+        sparse_shard(path, payload=1 << 20, dtype=b"int32", at=at, raw=raw)
+        seen.add(Roxxel(path).fingerprint())
+        seen.add(Roxxel([path] * 100).fingerprint())
+    assert len(seen) == 6
+
+
 # resources
 
 

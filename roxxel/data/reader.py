@@ -18,6 +18,7 @@ class ShardReader:
         shards: Tails of the shards in the order of the sequence, all of one dtype.
         num_elements: Valid elements of all shards.
         num_records: Records of all shards.
+        fingerprint: Of the shards, once somebody asked for it.
         check: Compares what is read with its checksums, None to leave that out.
     """
 
@@ -30,6 +31,7 @@ class ShardReader:
     ):
         self.shards = shards
         self.dtype = dtype
+        self.fingerprint: str | None = None
         self._element_ends = np.cumsum([s.elements for s in shards], dtype=np.int64)
         self._record_ends = np.cumsum([s.records for s in shards], dtype=np.int64)
         self.num_elements = int(self._element_ends[-1]) if shards else 0
