@@ -24,12 +24,12 @@ def ssm_small(
     state_dim: int = 64,
     seq_len: int = 512,
     batch_size: int = 4,
-    steps: int = 1600,
+    steps: int = 3000,
     learning_rate: float = 5e-3,
-    evaluate_every: int = 400,
+    evaluate_every: int = 1000,
     seed: int = 0,
 ) -> fdl.Config[Trainer]:
-    """Mamba-2, byte vocabulary, AdamW with warm-up and cosine."""
+    """Mamba-2, byte vocabulary, Muon with warm-up and cosine."""
     stream = fdl.Config(
         RoxxelStream,
         dataset=fdl.Config(builders.python_library_sources, split="train"),
@@ -52,7 +52,11 @@ def ssm_small(
             state_dim=state_dim,
         ),
         optimizer=fdl.Config(
-            optim.adamw, schedule=schedule, weight_decay=0.1, clip_norm=1.0
+            optim.muon,
+            schedule=schedule,
+            adam_scale=2.0,
+            weight_decay=0.1,
+            clip_norm=1.0,
         ),
         stream=stream,
         total_steps=total_steps,

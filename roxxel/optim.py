@@ -182,7 +182,6 @@ def adamw(
 def muon(
     *,
     schedule: optax.Schedule,
-    adam_schedule: optax.Schedule | None = None,
     adam_scale: float = 1.0,
     weight_decay: float = 0.1,
     clip_norm: float | None = 1.0,
@@ -198,7 +197,10 @@ def muon(
     Adam's (0.2 * sqrt(max(rows, columns)), arXiv:2502.16982), so one schedule serves
     both; `adam_scale` multiplies it for the Adam part.
     """
-    adam = adam_schedule or (lambda count: adam_scale * schedule(count))
+
+    def adam(count):
+        return adam_scale * schedule(count)
+
     matrices = contrib.muon(
         schedule,
         ns_steps=ns_steps,
