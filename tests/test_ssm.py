@@ -1,19 +1,18 @@
-"""The Mamba-2 model against its goldens, across documents, and in bfloat16."""
+"""The Mamba-2 model against its goldens: values, gradients, states, decoding."""
 
 import functools
 import json
 import pathlib
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import quick
 from flax import nnx
 
 from roxxel.models import losses, mixer, ssd, ssm
 
 GOLDENS = pathlib.Path(__file__).parent / "goldens"
-TINY = {"d_model": 32, "n_layers": 2, "head_dim": 16, "state_dim": 16, "chunk_size": 16}
 
 
 @functools.cache
@@ -91,24 +90,15 @@ def ssm_state(state, layer):
     return ssd.head_state(state.layers[layer].ssm, 4)
 
 
-def tiny_lm(**options):
-    options = {"vocab_size": 64, **TINY, "rngs": nnx.Rngs(0)} | options
-    return ssm.Mamba2LM(**options)
-
-
-def jit_call(model, *args, **kwargs):
-    """`model(...)` compiled."""
-    graph, state = nnx.split(model)
-    call = jax.jit(lambda state, a, k: nnx.merge(graph, state)(*a, **k))
-    return call(state, args, kwargs)
-
-
 def jit_value_and_grad(model, loss):
     """Value of `loss(model)` and gradients by path, compiled."""
-    graph, state = nnx.split(model)
-    compute = jax.jit(jax.value_and_grad(lambda s: loss(nnx.merge(graph, s))))
-    value, grads = compute(state)
+    value, grads = quick.jit(nnx.value_and_grad(loss))(model)
     return value, nnx.traversals.flatten_mapping(nnx.to_pure_dict(grads))
+
+
+@quick.jit
+def forward(model, tokens, segment_ids=None):
+    return model(tokens, segment_ids_BL=segment_ids)
 
 
 def assert_close(got, want, tolerance=1e-5):
@@ -138,14 +128,14 @@ def test_mixer_matches_the_golden(name, chunk_size, form):
     module = mixer.Mamba2Mixer(
         **sizes(data), chunk_size=chunk_size, form=form, rngs=nnx.Rngs(0)
     )
-    graph, state = nnx.split(load(module, mixer_leaves(data, "w.")))
+    module = load(module, mixer_leaves(data, "w."))
 
-    @functools.partial(jax.grad, argnums=(0, 1), has_aux=True)
-    def objective(state, u):
-        outputs = nnx.merge(graph, state)(u)
+    @functools.partial(nnx.grad, argnums=(0, 1), has_aux=True)
+    def objective(module, u):
+        outputs = module(u)
         return jnp.sum(outputs[0] * data["cot_y"]), outputs
 
-    (grads, grad_u), (y, after) = jax.jit(objective)(state, data["u"])
+    (grads, grad_u), (y, after) = quick.jit(objective)(module, data["u"])
     assert_close(y, data["ref_y"])
     assert_close(ssd.head_state(after.ssm, 4), data["ref_ssm_state"])
     assert_close(after.conv, data["ref_conv_state"])
@@ -158,7 +148,7 @@ def test_mixer_matches_the_golden(name, chunk_size, form):
 def test_language_model_matches_the_golden(remat):
     data = golden("mamba2_lm")
     model = golden_lm(remat=remat, form="parallel" if remat else "scan")
-    assert_close(jit_call(model, data["tokens"])[0], data["ref_logits"])
+    assert_close(forward(model, data["tokens"])[0], data["ref_logits"])
     loss, grads = jit_value_and_grad(
         model, lambda m: losses.next_token_loss(m, data["tokens"])[0]
     )
@@ -168,9 +158,8 @@ def test_language_model_matches_the_golden(remat):
 
 def test_loss_mask_belongs_to_the_target():
     data = golden("mamba2_lm")
-    mean, weight = losses.next_token_loss(
-        golden_lm(), jnp.asarray(data["tokens"]), jnp.asarray(data["loss_mask"])
-    )
+    loss_fn = quick.jit(losses.next_token_loss)
+    mean, weight = loss_fn(golden_lm(), data["tokens"], data["loss_mask"])
     assert_close(mean, data["ref_loss_masked"])
     assert weight == data["loss_mask"][:, 1:].sum()
 
@@ -179,15 +168,14 @@ def test_steps_equal_the_parallel_form():
     data = golden("mamba2_decode")
     model, tokens = golden_lm(), data["tokens"]
     prefill = int(data["prefill"])
-    logits, state = jit_call(model, tokens[:, :prefill])
+    logits, state = forward(model, tokens[:, :prefill])
     assert_close(logits, data["ref_prefill_logits"])
-    graph, weights = nnx.split(model)
-    step = jax.jit(lambda w, t, s: nnx.merge(graph, w).step(t, s))
+    step = quick.jit(lambda model, *args: model.step(*args))
     for layer in range(2):
         assert_close(ssm_state(state, layer), data[f"ref_ssm_state_prefill.{layer}"])
         assert_close(state.layers[layer].conv, data[f"ref_conv_state_prefill.{layer}"])
     for index in range(data["ref_step_logits"].shape[1]):
-        logits, state = step(weights, tokens[:, prefill + index], state)
+        logits, state = step(model, tokens[:, prefill + index], state)
         assert_close(logits, data["ref_step_logits"][:, index])
     for layer in range(2):
         assert_close(ssm_state(state, layer), data[f"ref_ssm_state_end.{layer}"])
@@ -198,7 +186,7 @@ def test_steps_equal_the_parallel_form():
 def test_packed_documents_match_the_golden(chunk_size, form):
     data = golden("mamba2_packed")
     model = golden_lm(chunk_size=chunk_size, form=form)
-    logits, state = jit_call(model, data["tokens"], segment_ids_BL=data["segment_ids"])
+    logits, state = forward(model, data["tokens"], data["segment_ids"])
     assert_close(logits, data["ref_logits"])
     for layer in range(2):
         assert_close(ssm_state(state, layer), data[f"ref_ssm_state_end.{layer}"])

@@ -98,7 +98,7 @@ scan_chunk.defvjp(_forward, _backward)
 
 def chunk_decays(a_BQH: jax.Array, runs: Runs | None) -> Decays:
     """The decays of one chunk; 0 from one document to another."""
-    coarse, fine = _split_cumsum(a_BQH)
+    coarse, fine = _split_cumsum(a_BQH, runs)
     start = coarse + fine
     end = (coarse[:, -1:] - coarse) + (fine[:, -1:] - fine)
     whole = start[:, -1]
@@ -165,37 +165,42 @@ def _between(decays, runs, *, groups, transposed=False):
 
     seen = sign * (steps[:, None] - steps) >= 0
     if runs is not None:
-        same = runs.steps[:, :, None] == runs.steps[:, None, :]
-        seen = (seen & same)[:, None, None]
+        seen = (seen & _same_document(runs))[:, None, None]
     log_decay = difference(decays.coarse) + difference(decays.fine)
     return jnp.exp(jnp.where(seen, log_decay, -jnp.inf))
 
 
-def _split_cumsum(a):
-    """Cumulative sums over axis 1 as a pair whose differences do not cancel.
+def _split_cumsum(a, runs):
+    """Sums over the steps of a document up to each, as a pair that does not cancel.
 
     The coarse part is on a grid on which the sums of a chunk are exact in float32;
     the fine part is tiny. So `coarse_l - coarse_s + fine_l - fine_s` is the sum over
     (s, l] to float32 accuracy also next to decays of any strength.
     """
-    length = a.shape[1]
+    bits = 23 - math.ceil(math.log2(-_MIN_LOG_DECAY * a.shape[1]))
     a = jnp.maximum(a, _MIN_LOG_DECAY)
-    bits = 23 - math.ceil(math.log2(-_MIN_LOG_DECAY * length))
     coarse = jax.lax.stop_gradient(jnp.round(a * 2.0**bits) * 2.0**-bits)
-    ones = np.tril(np.ones((length, length), np.float32))
-    return tuple(
-        _exact_einsum("ls,bsh->blh", ones, part) for part in (coarse, a - coarse)
-    )
+    parts = (coarse, a - coarse)
+    return tuple(_sum_steps("bsh->blh", part, runs) for part in parts)
 
 
 def _reverse_cumsum(dsums, runs):
-    """Sum over the steps from each one on, within its document."""
-    length = dsums.shape[1]
-    later = np.tril(np.ones((length, length), np.float32))
+    """Sums over the steps of a document from each one on."""
+    return _sum_steps("blh->bsh", dsums, runs)
+
+
+def _sum_steps(axes, values, runs):
+    """Sums of `[B, Q, H]` over pairs of steps s <= l of one document."""
+    pairs = np.tril(np.ones((values.shape[1],) * 2, np.float32))
     if runs is None:
-        return _exact_einsum("ls,blh->bsh", later, dsums)
-    same = runs.steps[:, :, None] == runs.steps[:, None, :]
-    return _exact_einsum("bls,blh->bsh", jnp.where(same, later, 0.0), dsums)
+        return _exact_einsum("ls," + axes, pairs, values)
+    return _exact_einsum(
+        "bls," + axes, jnp.where(_same_document(runs), pairs, 0.0), values
+    )
+
+
+def _same_document(runs):
+    return runs.steps[:, :, None] == runs.steps[:, None, :]
 
 
 def _state_product(state, other, heads):

@@ -101,9 +101,8 @@ class Mamba2LM(nnx.Module):
     ):
         self.dtype, self.remat, self.separator_id = dtype, remat, separator_id
         self.embedding = nnx.Param(_init_embedding(rngs, vocab_size, d_model))
-        self.head = None
-        if not tie_embeddings:
-            self.head = nnx.Param(_init_embedding(rngs, vocab_size, d_model))
+        head = None if tie_embeddings else _init_embedding(rngs, vocab_size, d_model)
+        self.head = None if head is None else nnx.Param(head)
         self.blocks = nnx.List(
             Mamba2Block(
                 d_model=d_model,
