@@ -66,6 +66,7 @@ class Roxxel:
         *,
         mode: str = "new",
         metadata: dict | None = None,
+        resume: bool = False,
     ) -> "Roxxel":
         """Writes `items`, documents of str, bytes, arrays or lists of ints.
 
@@ -91,12 +92,17 @@ class Roxxel:
                 "append" adds to them, "overwrite" replaces them once the new ones are
                 complete.
             metadata: Plain JSON values that are stored with the data.
+            resume: Finished shards stay when this write fails, and the same call with
+                the same items continues behind them: items are read again, those
+                stored are compared by their sums and skipped. Reads no item when all
+                is there. Goes with mode "new" and "skip".
 
         Returns:
             This data set.
 
         Raises:
-            ConfigError: An argument is wrong, or shards are there already.
+            ConfigError: An argument is wrong, shards are there already, or cannot be
+                resumed because items or arguments are others.
             ValueError: An item does not fit the dtype exactly, or has no UTF-8; names
                 its index and value.
             TypeError: An item is of a kind that cannot be stored.
@@ -114,7 +120,7 @@ class Roxxel:
             metadata=dict(metadata or {}),
         )
         self.close()
-        modes.write(self._location, items, layout, mode)
+        modes.write(self._location, items, layout, mode, is_resumed=resume)
         return self
 
     def open(self) -> "Roxxel":

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from roxxel.data import items, paths, publish, rox_format
+from roxxel.data import items, paths, publish, resume, rox_format
 from roxxel.data.layout import Layout
 from roxxel.data.reader import ShardReader
 from roxxel.data.writer import write_shards
@@ -17,7 +17,12 @@ _COPY_ELEMENTS = 1 << 20
 
 
 def write(
-    location: str | Sequence[str], documents: Iterable, layout: Layout, mode: str
+    location: str | Sequence[str],
+    documents: Iterable,
+    layout: Layout,
+    mode: str,
+    *,
+    is_resumed: bool = False,
 ) -> None:
     """Writes `documents` to `location`; see `Roxxel.write` for the modes.
 
@@ -27,12 +32,19 @@ def write(
     """
     if mode not in MODES:
         raise ConfigError(f"mode must be one of {', '.join(MODES)}, got {mode!r}.")
+    if is_resumed and mode not in ("new", "skip"):
+        raise ConfigError(
+            f"resume=True goes with mode='new' or 'skip', got {mode!r}: an append or"
+            " overwrite that was cut off left the data as they were."
+        )
     target = paths.write_target(location, numbered=layout.max_shard_bytes is not None)
     os.makedirs(target.directory or ".", exist_ok=True)
     publish.finish_publishing(target)
     publish.remove_leftovers(target)
     existing = paths.find(location)
-    if not existing:
+    if is_resumed:
+        _resume(documents, layout, target, existing)
+    elif not existing:
         write_shards(documents, layout, target=target)
     elif mode == "new":
         raise paths.ShardsExistError(_exists_message(location, existing))
@@ -71,13 +83,22 @@ def is_complete(shards: list[rox_format.Shard]) -> bool:
     return expected == 0
 
 
+def _resume(documents, layout: Layout, target: paths.Target, existing: list[str]):
+    shards = read_shards(existing)
+    if existing and is_complete(shards):
+        return
+    resume.check_shards(shards, target)
+    resume.check_alone(target)
+    write_shards(documents, layout, target=target, stored=shards)
+
+
 def _append(documents, layout: Layout, target: paths.Target, existing: list[str]):
     _check_names(target, existing)
     shards = read_shards(existing)
     if not is_complete(shards):
         raise ConfigError(
             f"{shards[-1].path} is not the last shard of its write, which was cut off;"
-            " write the whole data set again with mode='overwrite'."
+            " continue it with resume=True or write again with mode='overwrite'."
         )
     layout = _layout_of_append(shards, layout)
     if target.single is None:
@@ -146,8 +167,10 @@ def _exists_message(location, existing: list[str]) -> str:
     except ShardFormatError:
         cut_off = True
     state = "an unfinished write left" if cut_off else "there is already"
+    others = "resume=True to continue it"
+    if not cut_off:
+        others = "'append' to add to them or 'skip' to keep them"
     return (
         f"{location}: {state} {existing[0]} ({len(existing)} shards in all). Pass"
-        " mode='overwrite' to replace them, 'append' to add to them or 'skip' to keep"
-        " them."
+        f" mode='overwrite' to replace them, {others}."
     )

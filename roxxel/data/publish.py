@@ -10,6 +10,7 @@ import socket
 from roxxel.data import paths
 from roxxel.errors import ConfigError
 
+_own_parts: set[str] = set()  # made by this process
 _PART = re.compile(r"\.(?P<name>.+)\.(?P<host>[^.]+)-(?P<pid>\d+)-[0-9a-f]+\.part")
 
 
@@ -17,7 +18,9 @@ def part_path(path: str) -> str:
     """A new hidden name beside `path` for a shard that is being written."""
     directory, name = os.path.split(path)
     unique = f"{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
-    return os.path.join(directory, f".{name}.{unique}.part")
+    part = os.path.join(directory, f".{name}.{unique}.part")
+    _own_parts.add(part)
+    return part
 
 
 def publish_one(part: str, path: str) -> None:
@@ -85,14 +88,29 @@ def finish_publishing(target: paths.Target) -> None:
 
 def remove_leftovers(target: paths.Target) -> None:
     """Removes unfinished shards of this data set whose writer has died."""
-    directory = target.directory or "."
-    for name in os.listdir(directory):
+    for part in unfinished_parts(target):
+        if _writer(part)["host"] == _host() and not is_being_written(part):
+            _remove(part)
+
+
+def unfinished_parts(target: paths.Target) -> list[str]:
+    """Paths of the hidden files of this data set's writes that did not finish yet."""
+    parts = []
+    for name in os.listdir(target.directory or "."):
         match = _PART.fullmatch(name)
-        if not match or match["host"] != _host() or _is_alive(int(match["pid"])):
-            continue
-        path = os.path.join(target.directory, match["name"])
-        if path == target.single or target.number(path) is not None:
-            _remove(os.path.join(target.directory, name))
+        path = os.path.join(target.directory, match["name"]) if match else ""
+        if match and (path == target.single or target.number(path) is not None):
+            parts.append(os.path.join(target.directory, name))
+    return parts
+
+
+def is_being_written(part: str) -> bool:
+    """Whether the writer of a hidden file lives on this machine."""
+    writer = _writer(part)
+    pid = int(writer["pid"])
+    if writer["host"] != _host():
+        return False
+    return part in _own_parts if pid == os.getpid() else _is_alive(pid)
 
 
 def remove_all(files: list[str]) -> None:
@@ -118,6 +136,12 @@ def _beside(target: paths.Target, name: str) -> str:
 def _remove(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
+
+
+def _writer(part: str) -> re.Match:
+    match = _PART.fullmatch(os.path.basename(part))
+    assert match
+    return match
 
 
 def _host() -> str:

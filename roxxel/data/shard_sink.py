@@ -1,18 +1,21 @@
 """A run of elements cut into shards: knows files, not documents."""
 
+import contextlib
 import os
 from io import FileIO
 
 import numpy as np
 
-from roxxel.data import checksums, paths, publish, rox_format
+from roxxel.data import checksums, paths, publish, resume, rox_format
 from roxxel.data.layout import Layout, plain_values
 
 
 class ShardSink:
     """Cuts a run of elements into shards; knows files, not documents.
 
-    All writes but the last hold whole blocks.
+    All writes but the last hold whole blocks. `stored` are the first shards of this
+    very write, finished before it was cut off: they are compared, not written, and what
+    is finished stays when the write fails. None leaves nothing behind then.
     """
 
     def __init__(
@@ -22,8 +25,11 @@ class ShardSink:
         first_number: int,
         *,
         publish_each: bool,
+        stored: list[rox_format.Shard] | None = None,
     ):
         self.parts: list[tuple[str, str]] = []  # hidden name, final name
+        self._stored = stored or []
+        self._keep_finished = stored is not None
         self._layout = layout
         self._target = target
         self._first_number = first_number
@@ -65,23 +71,28 @@ class ShardSink:
         self._complete(is_last=True)
 
     def discard(self) -> None:
-        """Removes all that this write has made."""
+        """Removes what this write has made, but for finished shards to go on from."""
         if self._file is not None:
-            self._file.close()
-        publish.remove_all([part for part, _ in self.parts] + self._published)
+            with contextlib.suppress(OSError):  # a full disk, which was raised before
+                self._file.close()
+        publish.remove_all([part for part, _ in self.parts])
+        if not self._keep_finished:
+            publish.remove_all(self._published)
 
     def _next_shard(self) -> FileIO:
         if self._file is not None:
             self._complete(is_last=False)
+        number = len(self.parts)
         final = self._target.single
         if final is None:
-            final = self._target.path(self._first_number + len(self.parts))
-        part = publish.part_path(final)
+            final = self._target.path(self._first_number + number)
+        is_stored = number < len(self._stored)
+        part = os.devnull if is_stored else publish.part_path(final)
         self.parts.append((part, final))
         self._elements = 0
         self._range = None
         self._sums = checksums.Summer(self._layout.block_size)
-        return FileIO(part, "xb")
+        return FileIO(part, "wb" if is_stored else "xb")
 
     def _complete(self, *, is_last: bool) -> None:
         assert self._file is not None
@@ -90,10 +101,17 @@ class ShardSink:
             records = -(-self._elements // block)
             padding = records * block - self._elements
             self._write_payload(np.full(padding, self._pad_value(), self._dtype))
-            _write_all(file, np.frombuffer(self._tail(records, is_last), np.uint8))
-            os.fsync(file.fileno())
+            section, sums = self._sums.finish()
+            facts = self._facts(sums, is_last)
+            number = len(self.parts) - 1
+            if number < len(self._stored):
+                resume.check_same(self._stored[number], facts)
+            else:
+                tail = self._tail(records, facts, section)
+                _write_all(file, np.frombuffer(tail, np.uint8))
+                os.fsync(file.fileno())
         self._file = None
-        if self._publish_each:
+        if self._publish_each and number >= len(self._stored):
             part, final = self.parts[-1]
             publish.publish_one(part, final)
             self._published.append(final)
@@ -104,10 +122,9 @@ class ShardSink:
         self._sums.add(raw)
         _write_all(self._file, raw)
 
-    def _tail(self, records: int, is_last: bool) -> bytes:
-        """Index, extension and footer of the shard that is open."""
-        section, sums = self._sums.finish()
-        facts = self._layout.extension(
+    def _facts(self, sums: dict, is_last: bool) -> dict:
+        """The extension of the shard that is open."""
+        return self._layout.extension(
             self._dtype,
             sums=sums,
             elements=self._elements,
@@ -117,6 +134,8 @@ class ShardSink:
             shard=len(self.parts) - 1,
             last=is_last,
         )
+
+    def _tail(self, records: int, facts: dict, section: bytes) -> bytes:
         return rox_format.pack_tail(
             records=records,
             block_bytes=self._layout.block_size,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from roxxel.data import items, paths, publish
+from roxxel.data import items, paths, publish, rox_format
 from roxxel.data.layout import Layout
 from roxxel.data.shard_sink import ShardSink
 
@@ -23,6 +23,7 @@ def write_shards(
     first_number: int = 0,
     prefix: Iterable[np.ndarray] = (),
     stale: list[str] | None = None,
+    stored: list[rox_format.Shard] | None = None,
 ) -> list[str]:
     """Writes `documents` as shards named by `target` and returns their paths.
 
@@ -35,12 +36,16 @@ def write_shards(
         prefix: Elements of `layout.dtype` that come first, as they are.
         stale: None publishes each shard as soon as it is complete. A list publishes
             all of them together at the end and removes the files in the list.
+        stored: Shards of this write that were finished before it was cut off; see
+            `resume`.
 
     Raises:
         BaseException: Whatever `documents` raises, unchanged; no shard of this call
-            is left behind then.
+            is left behind then, but for finished ones with `stored`.
     """
-    sink = ShardSink(layout, target, first_number, publish_each=stale is None)
+    sink = ShardSink(
+        layout, target, first_number, publish_each=stale is None, stored=stored
+    )
     try:
         _pack(documents, layout, sink, prefix)
         sink.finish()
