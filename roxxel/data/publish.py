@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import stat
 import secrets
 import socket
 
@@ -134,8 +135,10 @@ def _beside(target: paths.Target, name: str) -> str:
 
 
 def _remove(path: str) -> None:
+    """Removes a regular file; never a device such as os.devnull, even for root."""
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+        if stat.S_ISREG(os.lstat(path).st_mode):
+            os.unlink(path)
 
 
 def _writer(part: str) -> re.Match:

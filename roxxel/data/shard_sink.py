@@ -75,7 +75,8 @@ class ShardSink:
         if self._file is not None:
             with contextlib.suppress(OSError):  # a full disk, which was raised before
                 self._file.close()
-        publish.remove_all([part for part, _ in self.parts])
+        made = self.parts[len(self._stored) :]  # the others stand for finished shards
+        publish.remove_all([part for part, _ in made])
         if not self._keep_finished:
             publish.remove_all(self._published)
 
