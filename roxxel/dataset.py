@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from absl import logging
 
-from roxxel.data import dtypes, fingerprint, modes, paths, publish, steps
-from roxxel.data.layout import Layout
+from roxxel.data import dtypes, fingerprint, modes, opening, steps
+from roxxel.data.batches import row_elements
+from roxxel.data.layout import Layout, parse_item_shape
 from roxxel.data.reader import ShardReader
 from roxxel.data.rows import RowWindow
 from roxxel.errors import ConfigError
@@ -67,6 +67,7 @@ class Roxxel:
         mode: str = "new",
         metadata: dict | None = None,
         resume: bool = False,
+        item_shape: Sequence[int | None] | None = None,
     ) -> "Roxxel":
         """Writes `items`, documents of str, bytes, arrays or lists of ints.
 
@@ -96,6 +97,10 @@ class Roxxel:
                 the same items continues behind them: items are read again, those
                 stored are compared by their sums and skipped. Reads no item when all
                 is there. Goes with mode "new" and "skip".
+            item_shape: Makes every item a record of its own, `[i]`, of this shape:
+                images, frames, embeddings. A first dimension of None lets lengths
+                differ, e.g. (None,) for files as bytes and (None, 80) for frames.
+                block_size is not used then, empty items are kept.
 
         Returns:
             This data set.
@@ -118,6 +123,7 @@ class Roxxel:
             separator=separator,
             dtype=None if dtype is None else _parse_dtype(dtype),
             metadata=dict(metadata or {}),
+            item_shape=parse_item_shape(item_shape),
         )
         self.close()
         modes.write(self._location, items, layout, mode, is_resumed=resume)
@@ -154,11 +160,11 @@ class Roxxel:
         self.__init__(**state)
 
     def __len__(self) -> int:
-        """Number of records (blocks)."""
+        """Number of records: items with `item_shape`, blocks without."""
         return self._opened().num_records
 
     def __getitem__(self, index):
-        """Record `index` as a fresh array of `dtype`; a list of them for a slice."""
+        """Record `index` as a fresh array; a list of them for a slice."""
         reader = self._opened()
         if isinstance(index, slice):
             numbers = range(*index.indices(reader.num_records))
@@ -174,6 +180,11 @@ class Roxxel:
     def dtype(self) -> np.dtype:
         """Dtype of the elements as they are stored."""
         return self._opened().dtype
+
+    @property
+    def item_shape(self) -> tuple[int | None, ...]:
+        """Shape of every record, its first dimension None for any; () for sequences."""
+        return self._opened().item_shape
 
     @property
     def num_elements(self) -> int:
@@ -266,14 +277,17 @@ class Roxxel:
             raise IndexError(f"rows {ids.min()} to {ids.max()}, there are {count}")
         return reader.locate(ids.astype(np.int64), seq_len, overlap, wanted)
 
-    def estimate_steps(self, seq_len: int, batch_size: int, overlap: int = 0) -> int:
-        """Steps of one epoch: whole batches of `batch_size` rows."""
+    def estimate_steps(
+        self, seq_len: int | None = None, batch_size: int = 32, overlap: int = 0
+    ) -> int:
+        """Steps of one epoch: whole batches of rows, or of items without `seq_len`."""
+        seq_len = row_elements(self, seq_len, overlap)
         rows = steps.num_rows(self.num_elements, seq_len, overlap)
         return rows // steps.positive("batch_size", batch_size)
 
     def stream(
         self,
-        seq_len: int,
+        seq_len: int | None = None,
         batch_size: int = 32,
         seed: int = 42,
         start_step: int = 0,
@@ -285,7 +299,10 @@ class Roxxel:
         data_sharding=None,
         prefetch: int | None = None,
     ) -> "RoxxelStream":
-        """Shuffled batches [batch_size, seq_len + overlap]; see `RoxxelStream`."""
+        """Shuffled batches [batch_size, seq_len + overlap]; see `RoxxelStream`.
+
+        Of data written with a fixed `item_shape`: [batch_size, *item_shape].
+        """
         from roxxel.data.stream import RoxxelStream
 
         return RoxxelStream(
@@ -309,37 +326,10 @@ class Roxxel:
             return reader
         with self._lock:
             if self._reader is None:
-                self._reader = _open(self._location, is_checked=self._verify == "lazy")
+                self._reader = opening.open_shards(
+                    self._location, is_checked=self._verify == "lazy"
+                )
             return self._reader
-
-
-def _open(location: str | list[str], *, is_checked: bool) -> ShardReader:
-    _finish_interrupted_publishing(location)
-    files = paths.find(location)
-    if not files:
-        raise paths.MissingShardsError(
-            f"no shards at {location!r}; write them there with Roxxel.write, or correct"
-            " the path."
-        )
-    shards = modes.read_shards(files)
-    if location not in files and not modes.is_complete(shards):
-        logging.warning(
-            "%s: %d shards of a write that did not finish, or some are missing. To"
-            " have all data, write again with mode='overwrite'.",
-            location,
-            len(shards),
-        )
-    filled = [shard for shard in shards if shard.records]
-    dtype = (filled or shards)[0].dtype
-    return ShardReader(shards, dtype, is_checked=is_checked)
-
-
-def _finish_interrupted_publishing(location: str | list[str]) -> None:
-    try:
-        target = paths.write_target(location, numbered=True)
-    except ConfigError:  # a list, a folder or a pattern that is only read
-        return
-    publish.finish_publishing(target)
 
 
 def _parse_dtype(dtype) -> np.dtype:

@@ -83,7 +83,7 @@ def _write_facts(path: str, data: Roxxel) -> None:
     }
     facts |= {
         name: extension[name]
-        for name in ("block_bytes", "separator", "pad", "metadata")
+        for name in ("block_bytes", "item_shape", "separator", "pad", "metadata")
         if name in extension
     }
     _write(path)

@@ -1,6 +1,7 @@
 """Batches of a data set by their step; no thread, no jax, nothing kept."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ class Batches:
     overlap: int
     dtype: np.dtype
     place: Callable | None
+    item_shape: tuple[int, ...] = ()
 
     def run(self, start: int, stop: int) -> Generator:
         """The batches of steps [start, stop)."""
@@ -46,22 +48,48 @@ class Batches:
             window = self.dataset.locate(ids, self.seq_len, self.overlap, self.dtype)
             window.batch_size = batch_size
             for begin in range(0, count * batch_size, batch_size):
-                if self.place is None:
-                    yield window.read(begin, begin + batch_size)
-                else:
+                if self.place is not None:
                     yield self.place(window.read, begin)
+                    continue
+                rows = window.read(begin, begin + batch_size)
+                yield rows.reshape(-1, *self.item_shape) if self.item_shape else rows
             start += count
 
 
+def fixed_shape(dataset: "Roxxel") -> tuple[int, ...]:
+    """Shape of the items where all have the same, else ()."""
+    shape = dataset.item_shape
+    return () if None in shape else shape  # pyrefly: ignore[bad-return]
+
+
+def row_elements(dataset: "Roxxel", seq_len: int | None, overlap: int) -> int:
+    """Elements from the start of a row to that of the next: of an item, or `seq_len`.
+
+    Raises:
+        ConfigError: It is not given, or given for items.
+    """
+    shape = fixed_shape(dataset)
+    if not shape:
+        if seq_len is None:
+            raise ConfigError("seq_len is needed: the data are sequences, not items.")
+        return steps.positive("seq_len", seq_len)
+    if seq_len not in (None, math.prod(shape)) or overlap:
+        raise ConfigError(
+            f"the data are items of shape {shape}, streamed whole; leave seq_len and"
+            f" overlap out, got {seq_len!r} and {overlap!r}."
+        )
+    return math.prod(shape)
+
+
 def resolve_dtype(dataset: "Roxxel", dtype) -> np.dtype:
-    """Dtype of batches: int32 for integers when `dtype` is None, else as stored.
+    """Dtype of batches: int32 for integers of sequences when None, else as stored.
 
     Raises:
         ConfigError: The data cannot be read as that; names value and dtypes.
     """
     stored = dataset.dtype
     if dtype is None:
-        wanted = dtypes.batch_dtype(stored)
+        wanted = stored if fixed_shape(dataset) else dtypes.batch_dtype(stored)
     else:
         try:
             wanted = dtypes.parse(dtype)

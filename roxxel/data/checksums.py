@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from roxxel.data import rox_format
+from roxxel.data import extension_format, rox_format
 from roxxel.errors import ShardFormatError
 
 try:
@@ -28,10 +28,15 @@ _READ_BYTES = 1 << 20
 
 
 class Summer:
-    """Sums a payload span by span as it is written, in pieces of any size."""
+    """Sums a payload span by span as it is written, in pieces of any size.
+
+    `block_bytes` is 0 for records of different lengths.
+    """
 
     def __init__(self, block_bytes: int):
-        self._span = block_bytes * max(1, _SPAN_BYTES // block_bytes)
+        self._span = _SPAN_BYTES
+        if block_bytes:
+            self._span = block_bytes * max(1, _SPAN_BYTES // block_bytes)
         self._sums = array.array("I")
         self._running = 0
         self._filled = 0  # bytes of the span that is not complete
@@ -63,9 +68,14 @@ class Summer:
         self._running = self._filled = 0
 
 
+def section_bytes(payload_bytes: int) -> int:
+    """Bytes of the sums of records of different lengths."""
+    return -(-payload_bytes // _SPAN_BYTES) * extension_format.SUM_BYTES
+
+
 def facts(span_bytes: int, section: bytes) -> dict:
     """What the extension says about the sums in `section`."""
-    return {"kind": KIND, "span_bytes": span_bytes, "digest": _digest(section)}
+    return {"kind": KIND, "span_bytes": span_bytes, "digest": digest(section)}
 
 
 def are_in(shard: rox_format.Shard) -> bool:
@@ -82,7 +92,7 @@ def read_sums(shard: rox_format.Shard) -> np.ndarray:
     begin, size = shard.sections["sums"]
     with open(shard.path, "rb", buffering=0) as file:
         raw = os.pread(file.fileno(), size, begin)
-    if _digest(raw) != shard.extension["sums"]["digest"]:
+    if digest(raw) != shard.extension["sums"]["digest"]:
         raise ShardFormatError(
             f"{shard.path}: its checksums, bytes {begin} to {begin + size} of the file,"
             " are damaged: expected the digest in its extension. Copy or write it"
@@ -129,8 +139,12 @@ def fault(shard: rox_format.Shard, first_span: int, stop_span: int) -> str:
     """Names shard, blocks and bytes of spans that are not as they were written."""
     size, block = shard.extension["sums"]["span_bytes"], shard.extension["block_bytes"]
     begin, end = first_span * size, min(stop_span * size, shard.payload_bytes)
-    first, last = begin // block, (end - 1) // block
-    blocks = f"block {first}" if first == last else f"blocks {first} to {last}"
+    name = "block" if block else "record"
+    if block:
+        first, last = begin // block, (end - 1) // block
+    else:
+        first, last = _records_at(shard, begin), _records_at(shard, end - 1)
+    blocks = f"{name} {first}" if first == last else f"{name}s {first} to {last}"
     return (
         f"{shard.path}: {blocks}, bytes {begin} to {end} of the file, do not match"
         " their checksums: damaged since they were written"
@@ -141,5 +155,11 @@ def _whole_sums(raw: np.ndarray, span: int) -> Iterator[int]:
     return map(crc32, raw.reshape(-1, span))
 
 
-def _digest(raw: bytes) -> str:
+def _records_at(shard: rox_format.Shard, byte: int) -> int:
+    ends = rox_format.map_index(shard)
+    return int(np.searchsorted(ends, byte, side="right"))
+
+
+def digest(raw: bytes) -> str:
+    """16 bytes of BLAKE2b in hex."""
     return hashlib.blake2b(raw, digest_size=16).hexdigest()

@@ -8,8 +8,9 @@ the body lists them. Version 1 lists none, and its readers skip what is there; v
 
     dtype       full name; the footer holds its first 8 characters
     elements    valid elements in the payload: what follows is padding
-    block_bytes bytes of a block
-    item_shape  shape of an element's item, [] for plain sequences
+    block_bytes bytes of a block; 0 where every record has a length of its own
+    item_shape  [] for sequences; else the shape of a record, whose first dimension may
+                be null for any length
     range       least and greatest value of integers that may not fit int32, or null
     separator   list of elements added after each document, or null
     pad         the element that fills the last block
@@ -21,9 +22,11 @@ the body lists them. Version 1 lists none, and its readers skip what is there; v
         kind        "crc32": little-endian uint32, the CRC-32 of zlib, gzip and PNG
         span_bytes  bytes under one sum, whole blocks; the last span may be shorter
         digest      BLAKE2b of the section, 16 bytes in hex
+    index_digest BLAKE2b of the index, where block_bytes is 0
 """
 
 import json
+import math
 import os
 import struct
 import zlib
@@ -93,6 +96,7 @@ def check(
     """
     if body:
         _check_elements(body, records, payload, dtype)
+        _check_item_shape(body.get("item_shape", []), body["block_bytes"], dtype)
         _check_sums(body.get("sums"), sections.get("sums"), payload)
 
 
@@ -137,7 +141,7 @@ def _is_section(pair) -> bool:
 def _check_elements(body: dict, records: int, payload: int, dtype: np.dtype) -> None:
     elements, block_bytes = body["elements"], body["block_bytes"]
     padding = payload - elements * dtype.itemsize
-    if block_bytes * records != payload:
+    if block_bytes and block_bytes * records != payload:
         raise ValueError(
             f"{records} blocks of {block_bytes} bytes are not the {payload} payload"
             " bytes of its footer"
@@ -153,6 +157,22 @@ def _check_elements(body: dict, records: int, payload: int, dtype: np.dtype) -> 
         raise ValueError(
             f"its extension counts {elements} elements of {dtype.name} in {payload}"
             f" payload bytes, expected padding of 0 to {block_bytes - 1} bytes"
+        )
+
+
+def _check_item_shape(shape, block_bytes: int, dtype: np.dtype) -> None:
+    is_list = isinstance(shape, list)
+    sizes = shape[1:] if is_list and shape and shape[0] is None else shape
+    if not is_list or any(type(size) is not int or size < 1 for size in sizes):
+        raise ValueError(
+            f"its extension has the item_shape {shape!r:.60}, expected sizes of at"
+            " least 1, the first of which may be null"
+        )
+    expected = math.prod(sizes) * dtype.itemsize if sizes is shape else 0
+    if shape and expected != block_bytes:
+        raise ValueError(
+            f"its extension has items {shape!r:.60} of {dtype.name} in records of"
+            f" {block_bytes} bytes, expected {expected}"
         )
 
 

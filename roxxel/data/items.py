@@ -34,6 +34,25 @@ def to_elements(item, index: int, dtype: np.dtype | None) -> np.ndarray:
     return _fit(values.reshape(-1), index, dtype)
 
 
+def item_elements(
+    item, index: int, shape: tuple[int | None, ...], dtype: np.dtype | None
+) -> np.ndarray:
+    """The elements of an item of `shape`, None for a first dimension of any size.
+
+    As `to_elements`, but an empty item has a dtype too.
+
+    Raises:
+        ValueError: The item has another shape.
+    """
+    elements = to_elements(item, index, dtype)
+    got = tuple(getattr(item, "shape", (elements.size,)))
+    if len(got) != len(shape) or any(
+        size not in (None, n) for size, n in zip(shape, got, strict=True)
+    ):
+        raise ValueError(f"item {index} has shape {got}, expected {shape}")
+    return elements if elements.size or dtype is None else elements.astype(dtype)
+
+
 def separator_elements(separator, dtype: np.dtype) -> np.ndarray:
     """The elements that follow each document, as a 1-D array of `dtype`.
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import operator
 
 import numpy as np
@@ -16,6 +17,9 @@ class Layout:
 
     `max_shard_bytes` bounds the whole file (None: no bound), except that a shard
     always holds at least one block. `dtype` None is found from the first item.
+
+    With `item_shape` every item is a record of its own: a block of that shape, or one
+    of any length where the first dimension is None; `block_size` is not used then.
     """
 
     block_size: int = 4096
@@ -23,18 +27,37 @@ class Layout:
     separator: object = None
     dtype: np.dtype | None = None
     metadata: dict = dataclasses.field(default_factory=dict)
+    item_shape: tuple[int | None, ...] = ()
 
     def __post_init__(self):
         _check_bytes("block_size", self.block_size)
         if self.max_shard_bytes is not None:
             _check_bytes("max_shard_bytes", self.max_shard_bytes)
+        if self.item_shape and self.separator is not None:
+            raise ConfigError(
+                f"separator {self.separator!r} is for sequences; items of item_shape"
+                f" {self.item_shape} are records of their own, leave it out."
+            )
         try:
             json.dumps(self.metadata)
         except (TypeError, ValueError) as err:
             raise ConfigError(f"metadata must be plain JSON values: {err}.") from err
 
+    @property
+    def is_ragged(self) -> bool:
+        """Whether items are records of different lengths."""
+        return bool(self.item_shape) and self.item_shape[0] is None
+
+    def block_bytes(self, dtype: np.dtype) -> int:
+        """Bytes of a block; 0 for records of different lengths."""
+        if self.is_ragged:
+            return 0
+        return self.block_elements(dtype) * dtype.itemsize
+
     def block_elements(self, dtype: np.dtype) -> int:
-        """Elements of a block."""
+        """Elements of a block, of all blocks the same number."""
+        if self.item_shape:
+            return math.prod(size or 0 for size in self.item_shape)
         if self.block_size % dtype.itemsize:
             raise ConfigError(
                 f"block_size is {self.block_size} bytes, expected a multiple of the"
@@ -44,8 +67,14 @@ class Layout:
 
     def blocks_per_shard(self, dtype: np.dtype, separator: np.ndarray) -> int | None:
         """Blocks that keep a shard within `max_shard_bytes`, at least 1."""
-        if self.max_shard_bytes is None:
+        if self.max_shard_bytes is None or self.is_ragged:
             return None
+        room = self.max_shard_bytes - self.tail_bytes(dtype, separator)
+        per_block = rox_format.OFFSET_BYTES + extension_format.SUM_BYTES
+        return max(1, room // (self.block_bytes(dtype) + per_block))
+
+    def tail_bytes(self, dtype: np.dtype, separator: np.ndarray) -> int:
+        """Most bytes of extension and footer, sums left out."""
         wide = -(1 << 62)
         widest = self.extension(
             dtype,
@@ -56,22 +85,43 @@ class Layout:
             shard=wide,
             last=False,
             sums=checksums.facts(-wide, b""),
+            index_digest=checksums.digest(b""),
         )
         longest = extension_format.pack(widest, {"sums": b""})
-        room = self.max_shard_bytes - len(longest) - rox_format.FOOTER_02.size
-        room -= len(str(wide))  # of the bytes of the section
-        per_block = rox_format.OFFSET_BYTES + extension_format.SUM_BYTES
-        return max(1, room // (self.block_size + per_block))
+        size_of_section = len(str(wide))  # 1 digit in `longest`
+        return len(longest) + size_of_section + rox_format.FOOTER_02.size
 
     def extension(self, dtype: np.dtype, **facts) -> dict:
         """The JSON body of a shard's extension; see `rox_format`."""
         return {
             "dtype": dtype.name,
-            "block_bytes": self.block_size,
-            "item_shape": [],
+            "block_bytes": self.block_bytes(dtype),
+            "item_shape": list(self.item_shape),
             "metadata": self.metadata,
             **facts,
         }
+
+
+def parse_item_shape(item_shape) -> tuple[int | None, ...]:
+    """`item_shape` as a tuple of ints; None is ().
+
+    Raises:
+        ConfigError: A dimension is not a positive int, nor None in the first place.
+    """
+    if item_shape is None:
+        return ()
+    try:
+        shape = tuple(item_shape)
+        head = tuple(None for size in shape[:1] if size is None)
+        shape = head + tuple(operator.index(size) for size in shape[len(head) :])
+    except TypeError:
+        shape = (0,)
+    if not shape or any(size is not None and size < 1 for size in shape):
+        raise ConfigError(
+            "item_shape must be a tuple of positive ints, the first of which may be"
+            f" None for any length, got {item_shape!r}."
+        )
+    return shape
 
 
 def plain_values(values: np.ndarray) -> list:

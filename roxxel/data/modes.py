@@ -69,6 +69,12 @@ def read_shards(files: Sequence[str]) -> list[rox_format.Shard]:
                 f"{shard.path}: dtype {shard.dtype.name}, expected"
                 f" {typed[0].dtype.name} as in {typed[0].path}; read them apart."
             )
+        theirs = rox_format.item_shape(typed[0])
+        if rox_format.item_shape(shard) != theirs:
+            raise ShardFormatError(
+                f"{shard.path}: items of shape {rox_format.item_shape(shard)}, expected"
+                f" {theirs} as in {typed[0].path}; read them apart."
+            )
     return shards
 
 
@@ -116,6 +122,12 @@ def _layout_of_append(shards: list[rox_format.Shard], layout: Layout) -> Layout:
     if not filled:
         return dataclasses.replace(layout, metadata=metadata)
     dtype, extension = filled[-1].dtype, filled[-1].extension
+    item_shape = rox_format.item_shape(filled[-1])
+    if layout.item_shape not in ((), item_shape):
+        raise ConfigError(
+            f"cannot append items of shape {layout.item_shape} to {filled[-1].path},"
+            f" which holds {item_shape or 'sequences'}; use mode='overwrite'."
+        )
     if layout.dtype is not None and layout.dtype != dtype:
         raise ConfigError(
             f"cannot append {layout.dtype.name} to {filled[-1].path}, which holds"
@@ -130,7 +142,9 @@ def _layout_of_append(shards: list[rox_format.Shard], layout: Layout) -> Layout:
             f"cannot append with separator {layout.separator!r} to {filled[-1].path},"
             f" written with separator {theirs}; use the same or mode='overwrite'."
         )
-    return dataclasses.replace(layout, dtype=dtype, metadata=metadata)
+    return dataclasses.replace(
+        layout, dtype=dtype, metadata=metadata, item_shape=item_shape
+    )
 
 
 def metadata_of(shards: list[rox_format.Shard]) -> dict:
@@ -147,6 +161,9 @@ def _same(separator: np.ndarray | None, theirs, dtype: np.dtype) -> bool:
 
 def _pieces(shards: list[rox_format.Shard]) -> Iterator[np.ndarray]:
     reader = ShardReader(shards, shards[0].dtype)
+    if None in reader.item_shape:
+        yield from (reader.record(i).reshape(-1) for i in range(reader.num_records))
+        return
     for start in range(0, reader.num_elements, _COPY_ELEMENTS):
         stop = min(start + _COPY_ELEMENTS, reader.num_elements)
         yield reader.elements(start, stop)

@@ -16,25 +16,27 @@ except ImportError as err:
 class Placement:
     """Puts one batch on the devices of `sharding`, reading what this process owns."""
 
-    def __init__(self, sharding, shape: tuple[int, int], dtype: np.dtype):
+    def __init__(self, sharding, shape: tuple[int, ...], dtype: np.dtype):
         self.sharding = sharding
         self._shape = shape
         self._dtype = dtype
         self._check_x64()
-        # (first row, last row + 1) -> devices that hold them, with their columns
+        # (first row, last row + 1) -> devices that hold them, with their part of a row
         self._readers: dict[tuple[int, int], list] = {}
         indices = sharding.addressable_devices_indices_map(shape)
-        for device, (rows, columns) in indices.items():
+        for device, (rows, *parts) in indices.items():
             start, stop, _ = rows.indices(shape[0])
-            self._readers.setdefault((start, stop), []).append((device, columns))
+            part = (slice(None), *parts)
+            self._readers.setdefault((start, stop), []).append((device, part))
 
     def put(self, read_rows, begin: int):
         """The global array whose rows i to j are `read_rows(begin + i, begin + j)`."""
         pieces, devices = [], []
         for (start, stop), users in self._readers.items():
             host = read_rows(begin + start, begin + stop)
-            for device, columns in users:
-                pieces.append(host[:, columns])
+            host = host.reshape(-1, *self._shape[1:])
+            for device, part in users:
+                pieces.append(host[part])
                 devices.append(device)
         arrays = jax.device_put(pieces, devices)
         if any(a.dtype != self._dtype for a in arrays):
@@ -84,34 +86,32 @@ def resolve_sharding(mesh, data_sharding):
         raise ConfigError(f"data_sharding does not go with the mesh: {err}") from err
 
 
-def check_divides(sharding, batch_size: int, seq_len: int, overlap: int) -> None:
+def check_divides(sharding, names: list[str], shape: tuple[int, ...]) -> None:
     """Refuses batches that cannot be cut into equal pieces, before anything is read.
 
+    Args:
+        sharding: The jax sharding of batches.
+        names: What each dimension is, with its size.
+        shape: Of a batch.
+
     Raises:
-        ConfigError: Names the size, the number of devices and the axis.
+        ConfigError: Names the dimension, the number of devices and the axis.
     """
-    width = seq_len + overlap
-    sizes = [
-        (f"batch {batch_size}", batch_size),
-        (f"row of {width} elements (seq_len {seq_len} + overlap {overlap})", width),
-    ]
     spec = getattr(sharding, "spec", ())
-    if len(spec) > len(sizes):
+    if len(spec) > len(shape):
         raise ConfigError(
-            f"data_sharding {spec} has {len(spec)} dimensions, batches have rows and"
-            " elements."
+            f"data_sharding {spec} has {len(spec)} dimensions, batches have"
+            f" {len(shape)}: {', '.join(names)}."
         )
-    for (what, size), axes in zip(sizes, spec, strict=False):
+    for name, size, axes in zip(names, shape, spec, strict=False):
         axes = axes if isinstance(axes, tuple) else (axes,)
         axes = [axis for axis in axes if axis is not None]
         parts = int(np.prod([sharding.mesh.shape[axis] for axis in axes], dtype=int))
         if size % parts:
             raise ConfigError(
-                f"{what} not divisible by {parts} devices on axis {', '.join(axes)}."
+                f"{name} not divisible by {parts} devices on axis {', '.join(axes)}."
             )
     try:
-        sharding.shard_shape((batch_size, width))
+        sharding.shard_shape(shape)
     except (ValueError, IndexError) as err:
-        raise ConfigError(
-            f"batches [{batch_size}, {width}] cannot be laid out: {err}"
-        ) from err
+        raise ConfigError(f"batches {list(shape)} cannot be laid out: {err}") from err

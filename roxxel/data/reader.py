@@ -18,6 +18,8 @@ class ShardReader:
         shards: Tails of the shards in the order of the sequence, all of one dtype.
         num_elements: Valid elements of all shards.
         num_records: Records of all shards.
+        item_shape: Of every record, its first dimension None for any size; () for
+            sequences.
         fingerprint: Of the shards, once somebody asked for it.
         check: Compares what is read with its checksums, None to leave that out.
     """
@@ -32,6 +34,9 @@ class ShardReader:
         self.shards = shards
         self.dtype = dtype
         self.fingerprint: str | None = None
+        filled = [s for s in shards if s.records] or shards
+        self.item_shape = rox_format.item_shape(filled[0])
+        self.record_shape = [-1 if n is None else n for n in self.item_shape] or [-1]
         self._element_ends = np.cumsum([s.elements for s in shards], dtype=np.int64)
         self._record_ends = np.cumsum([s.records for s in shards], dtype=np.int64)
         self.num_elements = int(self._element_ends[-1]) if shards else 0
@@ -49,7 +54,7 @@ class ShardReader:
         return out
 
     def record(self, index: int) -> np.ndarray:
-        """A copy of the valid elements of record `index`, 0 <= index < num_records.
+        """A copy of record `index`, padding left out, 0 <= index < num_records.
 
         Raises:
             ShardFormatError: The index says something impossible about this record.
@@ -60,7 +65,7 @@ class ShardReader:
         self.region.map(k)
         begin, end = self._record_range(k, local)
         block = shard.extension.get("block_bytes")
-        is_block = block is None or (begin, end) == (local * block, (local + 1) * block)
+        is_block = not block or (begin, end) == (local * block, (local + 1) * block)
         if not 0 <= begin <= end <= shard.payload_bytes or not is_block:
             raise ShardFormatError(
                 f"{shard.path}: {shard.file_bytes} bytes, its index puts record {local}"
@@ -76,8 +81,8 @@ class ShardReader:
         end = max(begin, end)
         if self.check:
             self.check.check(k, begin, end)
-        raw = self.region.bytes(k, begin, end)
-        return raw.view(self.dtype)
+        raw = self.region.bytes(k, begin, end).view(self.dtype)
+        return raw.reshape(self.record_shape)
 
     def locate(
         self, row_ids: np.ndarray, seq_len: int, overlap: int, dtype: np.dtype

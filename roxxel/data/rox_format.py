@@ -49,6 +49,11 @@ class Shard:
     sections: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
 
+def item_shape(shard: Shard) -> tuple[int | None, ...]:
+    """Shape of a record, its first dimension None for any size; () for sequences."""
+    return tuple(shard.extension.get("item_shape", ()))
+
+
 def pack_footer(*, records: int, payload_bytes: int, dtype: np.dtype) -> bytes:
     """The 32 bytes that end a shard."""
     name = dtype.name.encode()[:8]
@@ -56,19 +61,20 @@ def pack_footer(*, records: int, payload_bytes: int, dtype: np.dtype) -> bytes:
 
 
 def pack_tail(
-    *,
-    records: int,
-    block_bytes: int,
-    dtype: np.dtype,
-    extension: dict,
-    sections: dict[str, bytes],
+    ends: np.ndarray, *, dtype: np.dtype, extension: dict, sections: dict[str, bytes]
 ) -> bytes:
-    """Index, extension and footer of a shard of `records` equal blocks."""
-    ends = np.arange(1, records + 1, dtype="<i8") * block_bytes
-    footer = pack_footer(
-        records=records, payload_bytes=records * block_bytes, dtype=dtype
-    )
-    return ends.tobytes() + extension_format.pack(extension, sections) + footer
+    """Index, extension and footer of a shard whose records end at bytes `ends`."""
+    payload_bytes = int(ends[-1]) if ends.size else 0
+    footer = pack_footer(records=ends.size, payload_bytes=payload_bytes, dtype=dtype)
+    index = ends.astype("<i8").tobytes()
+    return index + extension_format.pack(extension, sections) + footer
+
+
+def map_index(shard: Shard) -> np.ndarray:
+    """End offsets of the records of `shard`, int64 [records], mapped."""
+    if not shard.records:
+        return np.empty(0, np.int64)
+    return np.memmap(shard.path, "<i8", "r", shard.payload_bytes, (shard.records,))
 
 
 def read_shard(path: str | os.PathLike) -> Shard:
@@ -142,10 +148,10 @@ class _Parser:
                 f" {OFFSET_BYTES} a record for the index and {footer_bytes} for the"
                 " footer"
             )
-        if (records == 0) != (payload == 0):
+        if records == 0 and payload:
             raise self._error(
-                f"its footer claims {records} records in {payload} payload bytes,"
-                " expected both to be 0 or neither"
+                f"its footer claims no records in {payload} payload bytes, expected at"
+                " least one"
             )
         return gap
 

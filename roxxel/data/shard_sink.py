@@ -1,5 +1,6 @@
 """A run of elements cut into shards: knows files, not documents."""
 
+import array
 import contextlib
 import os
 from io import FileIO
@@ -37,11 +38,13 @@ class ShardSink:
         self._published: list[str] = []
         self._file: FileIO | None = None
         self._elements = 0  # in the shard that is open
+        self._ends = array.array("q")  # of its records, where lengths differ
         self._range: list[int] | None = None  # of its values
-        self._sums = checksums.Summer(layout.block_size)
+        self._sums = checksums.Summer(0)
         self._dtype = layout.dtype or np.dtype(np.uint8)
         self._separator = np.empty(0, self._dtype)
         self._capacity: int | None = None
+        self._tail_bytes = 0
 
     def begin(self, dtype: np.dtype, separator: np.ndarray) -> None:
         """Tells what the elements are, before the first of them."""
@@ -50,6 +53,7 @@ class ShardSink:
         blocks = self._layout.blocks_per_shard(dtype, separator)
         if blocks is not None:
             self._capacity = blocks * self._layout.block_elements(dtype)
+        self._tail_bytes = self._layout.tail_bytes(dtype, separator)
 
     def write(self, elements: np.ndarray) -> None:
         """Appends elements, opening further shards as they fill."""
@@ -63,6 +67,19 @@ class ShardSink:
             self._note_range(elements[:room])
             self._elements += room
             elements = elements[room:]
+
+    def write_record(self, elements: np.ndarray) -> None:
+        """Appends one record of a length of its own."""
+        limit = self._layout.max_shard_bytes
+        if self._file is None or (
+            limit is not None and self._ends and self._bytes_with(elements) > limit
+        ):
+            self._file = self._next_shard()
+        if elements.size:
+            self._write_payload(np.ascontiguousarray(elements))
+            self._note_range(elements)
+        self._elements += elements.size
+        self._ends.append(self._elements * self._dtype.itemsize)
 
     def finish(self) -> None:
         """Completes the last shard; a data set without elements is one empty shard."""
@@ -91,24 +108,29 @@ class ShardSink:
         part = os.devnull if is_stored else publish.part_path(final)
         self.parts.append((part, final))
         self._elements = 0
+        self._ends = array.array("q")
         self._range = None
-        self._sums = checksums.Summer(self._layout.block_size)
+        self._sums = checksums.Summer(self._layout.block_bytes(self._dtype))
         return FileIO(part, "wb" if is_stored else "xb")
 
     def _complete(self, *, is_last: bool) -> None:
         assert self._file is not None
         with self._file as file:
-            block = self._layout.block_elements(self._dtype)
-            records = -(-self._elements // block)
-            padding = records * block - self._elements
-            self._write_payload(np.full(padding, self._pad_value(), self._dtype))
+            ends = self._pad_and_index()
             section, sums = self._sums.finish()
             facts = self._facts(sums, is_last)
+            if self._layout.is_ragged:
+                facts["index_digest"] = checksums.digest(ends.tobytes())
             number = len(self.parts) - 1
             if number < len(self._stored):
                 resume.check_same(self._stored[number], facts)
             else:
-                tail = self._tail(records, facts, section)
+                tail = rox_format.pack_tail(
+                    ends,
+                    dtype=self._dtype,
+                    extension=facts,
+                    sections={"sums": section},
+                )
                 _write_all(file, np.frombuffer(tail, np.uint8))
                 os.fsync(file.fileno())
         self._file = None
@@ -116,6 +138,23 @@ class ShardSink:
             part, final = self.parts[-1]
             publish.publish_one(part, final)
             self._published.append(final)
+
+    def _pad_and_index(self) -> np.ndarray:
+        """Fills up the last block; the byte where each record ends, int64."""
+        if self._layout.is_ragged:
+            return np.array(self._ends, "<i8")
+        block = self._layout.block_elements(self._dtype)
+        records = -(-self._elements // block)
+        padding = records * block - self._elements
+        self._write_payload(np.full(padding, self._pad_value(), self._dtype))
+        block_bytes = self._layout.block_bytes(self._dtype)
+        return np.arange(1, records + 1, dtype="<i8") * block_bytes
+
+    def _bytes_with(self, elements: np.ndarray) -> int:
+        """Most bytes of the shard that is open with one more record."""
+        payload = (self._elements + elements.size) * self._dtype.itemsize
+        index = (len(self._ends) + 1) * rox_format.OFFSET_BYTES
+        return payload + index + checksums.section_bytes(payload) + self._tail_bytes
 
     def _write_payload(self, elements: np.ndarray) -> None:
         assert self._file is not None
@@ -134,15 +173,6 @@ class ShardSink:
             range=self._range,
             shard=len(self.parts) - 1,
             last=is_last,
-        )
-
-    def _tail(self, records: int, facts: dict, section: bytes) -> bytes:
-        return rox_format.pack_tail(
-            records=records,
-            block_bytes=self._layout.block_size,
-            dtype=self._dtype,
-            extension=facts,
-            sections={"sums": section},
         )
 
     def _note_range(self, elements: np.ndarray) -> None:

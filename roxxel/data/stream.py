@@ -8,7 +8,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from roxxel.data import order, steps
-from roxxel.data.batches import Batches, resolve_dtype
+from roxxel.data.batches import Batches, fixed_shape, resolve_dtype, row_elements
 from roxxel.data.prefetch import Prefetcher
 from roxxel.errors import ConfigError
 
@@ -27,21 +27,25 @@ class RoxxelStream:
     `epoch` and lies in epoch `epoch + s // steps_per_epoch`. Iterating covers steps
     [start_step, epochs * steps_per_epoch) once; `len` is what remains of them.
 
+    Of data written with a fixed item_shape the rows are items, and batches
+    [batch_size, *item_shape].
+
     Without `mesh` and `data_sharding` batches are numpy arrays of the whole batch,
     fresh each time. With either they are global `jax.Array`s, for which a process reads
     only the rows of its own devices. Constructing starts no thread and no jax backend.
 
     Args:
         dataset: A `Roxxel`; opened if it is not yet.
-        seq_len: Elements from the start of a row to that of the next.
+        seq_len: Elements from the start of a row to that of the next; left out for
+            items.
         batch_size: Rows of the global batch, over all processes.
         seed: Any int; with the epoch it fixes the order.
         start_step: First step of the iteration.
         epoch: Number of the epoch that steps count from.
         epochs: How many epochs iteration covers.
         overlap: Elements that a row shares with the next; 1 gives every input a target.
-        dtype: Of the batches. None: int32 for integers of any width, else as stored. A
-            value that does not fit is an error, never wrapped.
+        dtype: Of the batches. None: int32 for integers of any width, else (and for
+            items) as stored. A value that does not fit is an error, never wrapped.
         mesh: Mesh to place batches on, rows over its first axis.
         data_sharding: A jax sharding, or a PartitionSpec over `mesh`, in its place.
         prefetch: Batches made ahead on a thread while iterating; 0 for no thread. None
@@ -58,7 +62,7 @@ class RoxxelStream:
         self,
         dataset: "Roxxel",
         *,
-        seq_len: int,
+        seq_len: int | None = None,
         batch_size: int = 32,
         seed: int = 42,
         start_step: int = 0,
@@ -73,7 +77,8 @@ class RoxxelStream:
         self.dataset = dataset
         self.seed = order.check_seed(seed)
         self.overlap = steps.not_negative("overlap", overlap)
-        self.seq_len = steps.positive("seq_len", seq_len)
+        self.seq_len = row_elements(dataset, seq_len, self.overlap)
+        self._item_shape = fixed_shape(dataset)
         self._grid = steps.Grid(
             num_rows=steps.num_rows(dataset.num_elements, self.seq_len, self.overlap),
             batch_size=steps.positive("batch_size", batch_size),
@@ -240,13 +245,20 @@ class RoxxelStream:
             overlap=self.overlap,
             dtype=self.dtype,
             place=self._placement.put if self._placement else None,
+            item_shape=self._item_shape,
         )
 
     def _placed(self, mesh, data_sharding) -> "Placement":
         from roxxel.data import placement
 
         sharding = placement.resolve_sharding(mesh, data_sharding)
-        sizes = (self.batch_size, self.seq_len, self.overlap)
-        placement.check_divides(sharding, *sizes)
-        shape = (self.batch_size, self.seq_len + self.overlap)
+        names = [f"batch {self.batch_size}"]
+        width = self.seq_len + self.overlap
+        row = f"(seq_len {self.seq_len} + overlap {self.overlap})"
+        if self._item_shape:
+            names += [f"item dimension of {size}" for size in self._item_shape]
+        else:
+            names.append(f"row of {width} elements {row}")
+        shape = (self.batch_size, *(self._item_shape or (width,)))
+        placement.check_divides(sharding, names, shape)
         return placement.Placement(sharding, shape, self.dtype)

@@ -41,16 +41,23 @@ def _index_faults(shard: rox_format.Shard, fd: int) -> Iterator[str]:
         raw = os.pread(fd, count * rox_format.OFFSET_BYTES, at)
         ends = np.frombuffer(raw, "<i8")
         lengths = np.diff(ends, prepend=before)
-        bad = lengths < 0 if block_bytes is None else lengths != block_bytes
+        bad = lengths != block_bytes if block_bytes else lengths < 0
         if bad.any():
             i = int(np.argmax(bad))
-            expected = "at least 0" if block_bytes is None else block_bytes
+            expected = block_bytes or "at least 0"
             yield (
                 f"{shard.path}: its index gives record {first + i} {lengths[i]} bytes,"
                 f" expected {expected}."
             )
             return
         before = int(ends[-1])
+    digest = shard.extension.get("index_digest")
+    if digest and checksums.digest(rox_format.map_index(shard).tobytes()) != digest:
+        yield (
+            f"{shard.path}: its index, bytes {shard.payload_bytes} to"
+            f" {shard.payload_bytes + shard.records * rox_format.OFFSET_BYTES} of the"
+            " file, is damaged: expected the digest in its extension."
+        )
 
 
 def _padding_faults(shard: rox_format.Shard, fd: int) -> Iterator[str]:

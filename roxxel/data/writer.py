@@ -43,11 +43,12 @@ def write_shards(
         BaseException: Whatever `documents` raises, unchanged; no shard of this call
             is left behind then, but for finished ones with `stored`.
     """
+    pack = _pack_items if layout.item_shape else _pack
     sink = ShardSink(
         layout, target, first_number, publish_each=stale is None, stored=stored
     )
     try:
-        _pack(documents, layout, sink, prefix)
+        pack(documents, layout, sink, prefix)
         sink.finish()
     except BaseException:
         sink.discard()
@@ -82,6 +83,44 @@ def _pack(
         packer.flush()
 
 
+def _pack_items(
+    documents: Iterable,
+    layout: Layout,
+    sink: ShardSink,
+    prefix: Iterable[np.ndarray],
+) -> None:
+    """Every item becomes a record of its own, empty ones too."""
+    dtype, shape = layout.dtype, layout.item_shape
+    packer = None if dtype is None else _item_packer(layout, dtype, sink)
+    if packer is not None:
+        for elements in prefix:
+            packer.append(elements)
+    for index, document in enumerate(documents):
+        elements = items.item_elements(document, index, shape, dtype)
+        if packer is None:
+            dtype = elements.dtype
+            packer = _item_packer(layout, dtype, sink)
+        packer.append(elements)
+    if packer is not None:
+        packer.flush()
+
+
+def _item_packer(layout: Layout, dtype: np.dtype, sink: ShardSink):
+    make = _RecordPacker if layout.is_ragged else _Packer
+    return make(layout, dtype, sink)
+
+
+class _RecordPacker:
+    """Hands on records of different lengths one by one."""
+
+    def __init__(self, layout: Layout, dtype: np.dtype, sink: ShardSink):
+        self.append = sink.write_record
+        sink.begin(dtype, np.empty(0, dtype))
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
 class _Packer:
     """Collects elements of one dtype in a buffer and hands it on when full."""
 
@@ -92,7 +131,7 @@ class _Packer:
             self._separator = items.separator_elements(layout.separator, dtype)
         block = layout.block_elements(dtype)
         self._buffer = np.empty(
-            max(1, _BUFFER_BYTES // layout.block_size) * block, dtype
+            max(1, _BUFFER_BYTES // layout.block_bytes(dtype)) * block, dtype
         )
         self._used = 0
         self._sink = sink
