@@ -4,9 +4,9 @@ import contextlib
 import json
 import os
 import re
-import stat
 import secrets
 import socket
+import stat
 
 from roxxel.data import paths
 from roxxel.errors import ConfigError
