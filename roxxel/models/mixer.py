@@ -155,7 +155,8 @@ class Mamba2Mixer(nnx.Module):
         dt = jax.nn.softplus(dt.astype(jnp.float32) + self.dt_bias[...])
         a = -jnp.exp(self.A_log[...]) * dt
         scaled = x * ssd_chunk.spread(dt, x.shape)
-        y, ssm_next = scan(state.ssm, scaled, a, b, c, runs, before)
+        scan = functools.partial(scan, runs=runs, before=before)
+        y, ssm_next = ssd_chunk.per_group(scan, state.ssm, scaled, a, b, c)
         y = (y + x * ssd_chunk.spread(self.D[...], x.shape[2:])).reshape(z.shape)
         y = layers.gated_rms_norm(
             y, z.astype(jnp.float32), self.norm.scale[...], self.norm.eps, self.n_groups
@@ -174,14 +175,14 @@ class Mamba2Mixer(nnx.Module):
         return (v.reshape(*v.shape[:2], self.n_groups, -1) for v in parts)
 
 
-def _scan_chunk(state, x, a, b, c, runs, before):
+def _scan_chunk(state, x, a, b, c, *, runs, before):
     runs = None if runs is None else ssd_chunk.Runs(runs, before)
     return ssd_chunk.scan_chunk(state, x, a, b, c, runs)
 
 
-def _scan_parallel(state, x, a, b, c, runs, before, *, chunk_size):
+def _scan_parallel(state, x, a, b, c, *, runs, before, chunk_size):
     del before  # the first document is number 0, as scan_in_parallel takes it
-    return ssd.scan_in_parallel(state, x, a, b, c, runs, chunk_size)
+    return ssd.scan_in_parallel(state, x, a, b, c, runs_BL=runs, chunk_size=chunk_size)
 
 
 def _init_a_log(key, n_heads):

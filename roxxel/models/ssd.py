@@ -14,6 +14,7 @@ the run of the chunk's last step; the carried state is read only by the run that
 belongs to. Decays are masked before the exponential, never made very negative.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -66,8 +67,12 @@ def ssd_scan(
     runs_BL = None
     if segment_ids is not None:
         runs_BL = segment_runs(segment_ids, previous_segment)
-    scan = scan_in_order if form == "scan" else scan_in_parallel
-    y_BLGW, state = scan(state, x, a, b, c, runs_BL, chunk_size)
+    scan = functools.partial(
+        _scan_in_order if form == "scan" else scan_in_parallel,
+        runs_BL=runs_BL,
+        chunk_size=chunk_size,
+    )
+    y_BLGW, state = ssd_chunk.per_group(scan, state, x, a, b, c)
     return y_BLGW.reshape(x_BLHP.shape), head_state(state, heads)
 
 
@@ -110,8 +115,7 @@ def scan_pieces(
     return carry, jax.tree.map(join, outputs, tail)
 
 
-def scan_in_order(state_BGNW, x_BLGW, a_BLH, b_BLGN, c_BLGN, runs_BL, chunk_size):
-    """One chunk after the other: outputs `[B, L, G, W]` and the next state."""
+def _scan_in_order(state_BNW, x_BLW, a_BLR, b_BLN, c_BLN, *, runs_BL, chunk_size):
 
     def body(carry, piece):
         state, before = carry
@@ -120,19 +124,19 @@ def scan_in_order(state_BGNW, x_BLGW, a_BLH, b_BLGN, c_BLGN, runs_BL, chunk_size
         y, state = ssd_chunk.scan_chunk(state, x, a, b, c, runs)
         return (state, before if steps is None else steps[:, -1]), y
 
-    carry = (state_BGNW, jnp.zeros(x_BLGW.shape[0], jnp.int32))
-    inputs = (x_BLGW, a_BLH, b_BLGN, c_BLGN, runs_BL)
+    carry = (state_BNW, jnp.zeros(x_BLW.shape[0], jnp.int32))
+    inputs = (x_BLW, a_BLR, b_BLN, c_BLN, runs_BL)
     (state, _), y = scan_pieces(body, carry, inputs, chunk_size)
     return y, state
 
 
-def scan_in_parallel(state_BGNW, x_BLGW, a_BLH, b_BLGN, c_BLGN, runs_BL, chunk_size):
-    """All chunks at once; only the states between them are computed in order."""
-    length = x_BLGW.shape[1]
+def scan_in_parallel(state_BNW, x_BLW, a_BLR, b_BLN, c_BLN, *, runs_BL, chunk_size):
+    """All chunks of one group at once; only the states between them are in order."""
+    length = x_BLW.shape[1]
     chunk = min(chunk_size, length)
     # Padded steps have a = 0 and x = 0: they keep the state and add nothing to it.
     split = lambda v: _to_chunks(_padded(v, chunk, "constant"), chunk)  # noqa: E731
-    x, a, b, c = (split(v) for v in (x_BLGW, a_BLH, b_BLGN, c_BLGN))
+    x, a, b, c = (split(v) for v in (x_BLW, a_BLR, b_BLN, c_BLN))
     runs = None
     if runs_BL is not None:
         steps = _to_chunks(_padded(runs_BL, chunk, "edge"), chunk)
@@ -145,7 +149,7 @@ def scan_in_parallel(state_BGNW, x_BLGW, a_BLH, b_BLGN, c_BLGN, runs_BL, chunk_s
         decays, entering = chunk
         return ssd_chunk.carried(state, decays) + entering, state
 
-    state, before = jax.lax.scan(carry, state_BGNW, (decays, entering))
+    state, before = jax.lax.scan(carry, state_BNW, (decays, entering))
     y = jax.vmap(ssd_chunk.within_chunk)(x, b, c, decays, runs)
     y += jax.vmap(ssd_chunk.from_state)(before, c, decays)
     return _from_chunks(y)[:, :length], state
