@@ -133,26 +133,34 @@ class _Packer:
         self._buffer = np.empty(
             max(1, _BUFFER_BYTES // layout.block_bytes(dtype)) * block, dtype
         )
+        self._size = self._buffer.size
+        self._has_separator = self._separator.size > 0
         self._used = 0
         self._sink = sink
         sink.begin(dtype, self._separator)
 
     def add_array(self, document) -> bool:
-        """Takes a plain array of the right dtype, the common case; else False."""
-        if (
-            type(document) is not np.ndarray
-            or document.dtype != self._dtype
-            or document.ndim != 1
-            or not document.size
-        ):
+        """Takes a plain array of the right dtype, the common case; else False.
+
+        Written out: the calls would cost as much as the copy of a small document.
+        """
+        if type(document) is not np.ndarray or document.ndim != 1:
             return False
-        self.add(document)
+        dtype, size = document.dtype, document.size
+        if (dtype is not self._dtype and dtype != self._dtype) or not size:
+            return False
+        end = self._used + size
+        if end > self._size or self._has_separator:
+            self.add(document)
+        else:
+            self._buffer[self._used : end] = document
+            self._used = end
         return True
 
     def add(self, elements: np.ndarray) -> None:
         """Takes a document and its separator."""
         self.append(elements)
-        if self._separator.size:
+        if self._has_separator:
             self.append(self._separator)
 
     def flush(self) -> None:
@@ -162,7 +170,7 @@ class _Packer:
     def append(self, elements: np.ndarray) -> None:
         """Takes elements that no separator follows."""
         end = self._used + elements.size
-        if end <= self._buffer.size:
+        if end <= self._size:
             self._buffer[self._used : end] = elements
             self._used = end
             return
