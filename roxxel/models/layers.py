@@ -7,9 +7,12 @@ Legend: B batch, L length, D width, F channels, K taps, T = K - 1 former steps.
 """
 
 import functools
+import operator
 
 import jax
 import jax.numpy as jnp
+
+_UNROLLED_ROWS = 16
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -69,7 +72,7 @@ def _gated_backward(eps, groups, residuals, dout):
     mean = _group_mean(dnormed * gated, groups)
     dgated = inverse * dnormed - gated * (inverse**3 * mean)
     dz = dgated * y * _silu_slope(z, gate)
-    dscale = jnp.sum(dout * gated * inverse, axis=(0, 1))
+    dscale = _sum_of_steps(dout * gated * inverse)
     return dgated * z * gate, dz, dscale
 
 
@@ -119,8 +122,8 @@ def _conv_backward(residuals, dout):
         start = former - tap
         dpadded += spread[:, start : start + former + length] * kernel[tap]
         product = dtap * padded[:, tap : tap + length]
-        dkernel.append(jnp.sum(product, axis=(0, 1)))
-    dbias = jnp.sum(dpre, axis=(0, 1))
+        dkernel.append(_sum_of_steps(product))
+    dbias = _sum_of_steps(dpre)
     dhistory, dx = dpadded[:, :former], dpadded[:, former:]
     return dx, dhistory, jnp.stack(dkernel), dbias, None, None
 
@@ -172,6 +175,17 @@ def _group_mean(values, groups):
     return jnp.repeat(means, values.shape[-1] // groups, axis=-1)
 
 
+def _sum_of_steps(values_BLF):
+    """Sums over rows and steps, `[F]`.
+
+    Over few rows term by term, which fuses with what makes the values.
+    """
+    if values_BLF.shape[0] > _UNROLLED_ROWS:
+        return jnp.sum(values_BLF, axis=(0, 1))
+    rows = [values_BLF[row] for row in range(values_BLF.shape[0])]
+    return jnp.sum(functools.reduce(operator.add, rows), axis=0)
+
+
 def _silu_slope(x, sigmoid):
     return sigmoid * (1.0 + x * (1.0 - sigmoid))
 
@@ -179,7 +193,8 @@ def _silu_slope(x, sigmoid):
 def _taps(x, history, runs, before):
     """History and inputs in one, and per tap where it counts (None: everywhere)."""
     former, length = history.shape[1], x.shape[1]
-    padded = jnp.concatenate([history, x], axis=1)
+    # Made once: fused into each tap, the seam costs a branch per element.
+    padded = jax.lax.optimization_barrier(jnp.concatenate([history, x], axis=1))
     if runs is None:
         return padded, [None] * (former + 1)
     all_runs = _with_history_runs(runs, before, former)
