@@ -2,7 +2,6 @@
 
 import operator
 import os
-import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -27,8 +26,9 @@ class Roxxel:
     Opens itself when first read; `open` and `with` say when. The elements of all
     shards form one virtual sequence, of which rows are windows. Files are mapped, not
     loaded: what is read stays in the page cache, where it counts as file pages of the
-    process and can be taken back at any time. Instances can be pickled and read from
-    many threads.
+    process and can be taken back at any time. Instances can be pickled, read from many
+    threads and used after a fork; with `len`, `[i]` and `__getitems__` they are map
+    data sets for PyTorch and random access sources for grain.
 
     Args:
         filepath: Where the shards are and where `write` puts them. `*` stands for the
@@ -53,7 +53,6 @@ class Roxxel:
         else:
             self._location = [os.fspath(path) for path in filepath]
         self._verify = verify
-        self._lock = threading.Lock()
         self._reader: ShardReader | None = None
 
     def write(
@@ -141,8 +140,7 @@ class Roxxel:
 
     def close(self) -> None:
         """Lets go of the files; arrays and batches read before stay as they are."""
-        with self._lock:
-            self._reader = None
+        self._reader = None
 
     def __enter__(self) -> "Roxxel":
         return self.open()
@@ -169,12 +167,12 @@ class Roxxel:
         if isinstance(index, slice):
             numbers = range(*index.indices(reader.num_records))
             return [reader.record(i) for i in numbers]
-        number = operator.index(index)
-        if not -reader.num_records <= number < reader.num_records:
-            raise IndexError(
-                f"record {number} of {reader.num_records} in {self._location}"
-            )
-        return reader.record(number % reader.num_records)
+        return reader.record(self._record_number(index))
+
+    def __getitems__(self, indices) -> list[np.ndarray]:
+        """Records `indices` at once, as the loader of PyTorch asks for them."""
+        numbers = [self._record_number(index) for index in indices]
+        return self._opened().records(numbers)
 
     @property
     def dtype(self) -> np.dtype:
@@ -320,16 +318,19 @@ class Roxxel:
             prefetch=prefetch,
         )
 
+    def _record_number(self, index) -> int:
+        count, number = len(self), operator.index(index)
+        if not -count <= number < count:
+            raise IndexError(f"record {number} of {count} in {self._location}")
+        return number % count
+
     def _opened(self) -> ShardReader:
         reader = self._reader
-        if reader is not None:
-            return reader
-        with self._lock:
-            if self._reader is None:
-                self._reader = opening.open_shards(
-                    self._location, is_checked=self._verify == "lazy"
-                )
-            return self._reader
+        if reader is None:  # no lock: threads that open it twice read the same
+            is_checked = self._verify == "lazy"
+            reader = opening.open_shards(self._location, is_checked=is_checked)
+            self._reader = reader
+        return reader
 
 
 def _parse_dtype(dtype) -> np.dtype:

@@ -1,5 +1,7 @@
 """Many shards as one virtual sequence of elements on the page cache."""
 
+import math
+
 import numpy as np
 
 from roxxel.data import rox_format
@@ -83,6 +85,14 @@ class ShardReader:
             self.check.check(k, begin, end)
         raw = self.region.bytes(k, begin, end).view(self.dtype)
         return raw.reshape(self.record_shape)
+
+    def records(self, indices: list[int]) -> list[np.ndarray]:
+        """Copies of several records; those of one shape are gathered at once."""
+        if not self.item_shape or None in self.item_shape:
+            return [self.record(index) for index in indices]
+        ids, size = np.array(indices, np.int64), math.prod(self.record_shape)
+        rows = self.locate(ids, size, 0, self.dtype).read(0, len(ids))
+        return list(rows.reshape(-1, *self.record_shape))
 
     def locate(
         self, row_ids: np.ndarray, seq_len: int, overlap: int, dtype: np.dtype

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import mmap
 import os
-import threading
 
 import numpy as np
 
@@ -29,7 +28,6 @@ class Region:
         ends = np.cumsum(lengths, dtype=np.int64)
         self.offsets = ends - np.array(lengths, np.int64)
         self._size = int(ends[-1]) if shards else mmap.PAGESIZE
-        self._lock = threading.Lock()
         self._is_mapped = np.zeros(len(shards), bool)
         self.is_all_mapped = False
         self.is_cold = True  # whether the last gather had to wait for the disk
@@ -56,11 +54,10 @@ class Region:
         """
         if self._is_mapped[k]:
             return
-        with self._lock:
-            if not self._is_mapped[k]:
-                self._map_file(self._shards[k], int(self.offsets[k]))
-                self._is_mapped[k] = True
-                self.is_all_mapped = bool(self._is_mapped.all())
+        # no lock, which a fork could leave taken: mapping a file twice changes nothing
+        self._map_file(self._shards[k], int(self.offsets[k]))
+        self._is_mapped[k] = True
+        self.is_all_mapped = bool(self._is_mapped.all())
 
     def windows(self, dtype: np.dtype, width: int) -> np.ndarray:
         """The window of `width` elements at every element of the region, read-only.
