@@ -24,9 +24,9 @@ def ssm_small(
     state_dim: int = 64,
     seq_len: int = 512,
     batch_size: int = 4,
-    steps: int = 3000,
+    steps: int = 2800,
     learning_rate: float = 5e-3,
-    evaluate_every: int = 1000,
+    evaluate_every: int = 1400,
     seed: int = 0,
 ) -> fdl.Config[Trainer]:
     """Mamba-2, byte vocabulary, Muon with warm-up and cosine."""
