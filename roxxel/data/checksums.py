@@ -111,6 +111,18 @@ def sums_of(raw: np.ndarray, span: int) -> np.ndarray:
     return sums
 
 
+def index_fault(shard: rox_format.Shard) -> str | None:
+    """Names a damaged index; only that of records of different lengths has a sum."""
+    expected = shard.extension.get("index_digest")
+    if not expected or digest(rox_format.map_index(shard).tobytes()) == expected:
+        return None
+    end = shard.payload_bytes + shard.records * rox_format.OFFSET_BYTES
+    return (
+        f"{shard.path}: its index, bytes {shard.payload_bytes} to {end} of the file,"
+        " does not match its checksum: damaged since it was written"
+    )
+
+
 def faults(shard: rox_format.Shard) -> Iterator[str]:
     """Reads the whole payload of `shard` and names every run of damaged spans."""
     try:

@@ -18,6 +18,7 @@ class LazyCheck:
     def __init__(self, shards: list[rox_format.Shard], region: Region):
         self._shards = shards
         self._region = region
+        self._has_checked_index = np.zeros(len(shards), bool)
         self._is_checked: list[np.ndarray | None] = [None] * len(shards)
         without = sum(not checksums.are_in(s) for s in shards if s.records)
         if without:
@@ -34,6 +35,18 @@ class LazyCheck:
         begins = at - self._region.offsets[shard_ids]
         for k, begin in zip(shard_ids.tolist(), begins.tolist(), strict=True):
             self.check(k, begin, begin + size)
+
+    def check_index(self, k: int) -> None:
+        """Checks the index of shard `k`, all of it the first time.
+
+        Raises:
+            ShardFormatError: It is damaged.
+        """
+        if not self._has_checked_index[k]:
+            fault = checksums.index_fault(self._shards[k])
+            if fault:
+                raise ShardFormatError(f"{fault}.")
+            self._has_checked_index[k] = True
 
     def check(self, k: int, begin: int, end: int) -> None:
         """Checks payload bytes [begin, end) of shard `k`, which is mapped.

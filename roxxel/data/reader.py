@@ -65,6 +65,8 @@ class ShardReader:
         shard = self.shards[k]
         local = index - int(self._record_ends[k]) + shard.records
         self.region.map(k)
+        if self.check:
+            self.check.check_index(k)
         begin, end = self._record_range(k, local)
         block = shard.extension.get("block_bytes")
         is_block = not block or (begin, end) == (local * block, (local + 1) * block)

@@ -51,13 +51,9 @@ def _index_faults(shard: rox_format.Shard, fd: int) -> Iterator[str]:
             )
             return
         before = int(ends[-1])
-    digest = shard.extension.get("index_digest")
-    if digest and checksums.digest(rox_format.map_index(shard).tobytes()) != digest:
-        yield (
-            f"{shard.path}: its index, bytes {shard.payload_bytes} to"
-            f" {shard.payload_bytes + shard.records * rox_format.OFFSET_BYTES} of the"
-            " file, is damaged: expected the digest in its extension."
-        )
+    fault = checksums.index_fault(shard)
+    if fault:
+        yield fault
 
 
 def _padding_faults(shard: rox_format.Shard, fd: int) -> Iterator[str]:

@@ -134,7 +134,7 @@ class _Packer:
             max(1, _BUFFER_BYTES // layout.block_bytes(dtype)) * block, dtype
         )
         self._size = self._buffer.size
-        self._has_separator = self._separator.size > 0
+        self._separator_size = self._separator.size
         self._used = 0
         self._sink = sink
         sink.begin(dtype, self._separator)
@@ -150,17 +150,20 @@ class _Packer:
         if (dtype is not self._dtype and dtype != self._dtype) or not size:
             return False
         end = self._used + size
-        if end > self._size or self._has_separator:
+        stop = end + self._separator_size
+        if stop > self._size:
             self.add(document)
-        else:
-            self._buffer[self._used : end] = document
-            self._used = end
+            return True
+        self._buffer[self._used : end] = document
+        if stop > end:
+            self._buffer[end:stop] = self._separator
+        self._used = stop
         return True
 
     def add(self, elements: np.ndarray) -> None:
         """Takes a document and its separator."""
         self.append(elements)
-        if self._has_separator:
+        if self._separator_size:
             self.append(self._separator)
 
     def flush(self) -> None:
