@@ -2,12 +2,19 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+# A shell's background job or nohup starts with these ignored, and children inherit it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import jax
 
