@@ -1,4 +1,10 @@
-"""`ssm_small` shrunk to under a minute, for tests and first tries."""
+"""`ssm_small` shrunk to under a minute, for tests and first tries.
+
+What: 0.25 M parameters, windows of 128 bytes, 200 steps on the same data.
+Hardware: two CPU cores, about half a minute.
+Expected: at most 2.6 bits per byte on the held-out split.
+Command: python -m roxxel.main --fdl_config=experiments.ssm_tiny
+"""
 
 import fiddle as fdl
 

@@ -1,6 +1,7 @@
 """One place that joins the processes of a run, before any device is touched."""
 
 import os
+import sys
 
 from roxxel.errors import ConfigError
 
@@ -39,3 +40,11 @@ def initialize(timeout_secs: int = 300) -> None:
         int(index),
         initialization_timeout=timeout_secs,
     )
+
+
+def is_lead() -> bool:
+    """Whether this process writes what is written once; touches no device."""
+    jax = sys.modules.get("jax")
+    if jax is None or not jax.distributed.is_initialized():
+        return True
+    return jax.process_index() == 0

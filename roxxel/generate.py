@@ -6,9 +6,14 @@ Legend: B batch, L prompt length, V vocabulary.
 import functools
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from flax import nnx
+from roxxel import extras
+
+try:
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+except ImportError as err:
+    raise extras.missing("roxxel.generate", "checkpoint", err) from err
 
 
 def generate(
@@ -67,6 +72,7 @@ def _generate(
     state, prompt_BL, rng, temperature, *, graphdef, num_tokens, greedy, top_k
 ):
     model = nnx.merge(graphdef, state)
+    model.eval()
 
     def choose(logits_BV, key):
         if greedy:

@@ -59,7 +59,7 @@ class Logger:
         drain_timeout_secs: float = 60.0,
     ):
         if console_every < 0:
-            raise ValueError(f"console_every must be 0 or more, got {console_every}.")
+            raise ConfigError(f"console_every must be 0 or more, got {console_every}.")
         self.log_dir = pathlib.Path(log_dir).expanduser().absolute()
         self._console_every = console_every if console else None
         self._extra_sinks = tuple(sinks)

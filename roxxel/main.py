@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from roxxel import allocator, errors
+from roxxel import allocator, distributed, errors
 from roxxel.config import arguments, failures, options, suggest
 from roxxel.config import workdir as workdir_lib
 
@@ -151,13 +151,14 @@ def _train(found: "Experiment", line: arguments.CommandLine, argv: list[str]) ->
     workdir_lib.check_writable(workdir, flag)
     workdir_lib.check_same_experiment(workdir, found.name, found.source, flag)
     _check_runs(found.target, found.name)
-    _initialize_distributed()
+    distributed.initialize()
     run = _build(found)
     info = run_info.collect(
         argv=argv, experiment=found.name, source=found.source, workdir=workdir
     )
+    is_new = not workdir.exists()
     workdir_lib.make(workdir, flag)
-    if not _is_lead():
+    if not distributed.is_lead():
         return _exit_code_of(run(workdir=workdir, run_info=info))
     before = workdir_lib.snapshot(workdir)
     _say(record.write(found, workdir, info))
@@ -165,6 +166,8 @@ def _train(found: "Experiment", line: arguments.CommandLine, argv: list[str]) ->
         return _exit_code_of(run(workdir=workdir, run_info=info))
     except errors.ConfigError:
         workdir_lib.restore(workdir, before)  # the run that is there stays as it was
+        if is_new:
+            workdir_lib.remove_started(workdir)
         raise
 
 
@@ -175,20 +178,6 @@ def _check_runs(target: Any, name: str) -> None:
             f"{name} builds an object of type {target.__name__}, which has no method "
             "run(workdir, run_info)."
         )
-
-
-def _initialize_distributed() -> None:
-    from roxxel import distributed
-
-    distributed.initialize()
-
-
-def _is_lead() -> bool:
-    """Whether this process writes what is written once; a single one always does."""
-    jax = sys.modules.get("jax")
-    if jax is None or not jax.distributed.is_initialized():
-        return True
-    return jax.process_index() == 0
 
 
 def _build(found: "Experiment") -> Any:

@@ -3,14 +3,20 @@
 Optax does the arithmetic; this module fixes what is counted and what is decayed.
 """
 
+import math
 from typing import Any
 
-import jax
-import optax
 from absl import logging
-from optax import contrib
 
+from roxxel import extras
 from roxxel.errors import ConfigError
+
+try:
+    import jax
+    import optax
+    from optax import contrib
+except ImportError as err:
+    raise extras.missing("roxxel.optim", "train", err) from err
 
 # Names of parameters that are never decayed, as they appear in a parameter's path.
 # Decay would move the time scales of a state space model (A_log, dt_bias) and the
@@ -62,6 +68,16 @@ def _checked_total(total: int) -> int:
     return total
 
 
+def _check_fractions(*, peak: float, **fractions: float) -> None:
+    if not (math.isfinite(peak) and peak > 0):
+        raise ConfigError(f"schedule: peak must be positive and finite, got {peak}.")
+    for name, value in fractions.items():
+        if not 0 <= value <= 1:
+            raise ConfigError(
+                f"schedule: {name}_fraction must be between 0 and 1, got {value}."
+            )
+
+
 def warmup_cosine(
     *,
     peak: float,
@@ -82,6 +98,7 @@ def warmup_cosine(
     so that every rate is finite for every `total_steps >= 1`.
     """
     total = _checked_total(total_steps)
+    _check_fractions(peak=peak, warmup=warmup_fraction, final=final_fraction)
     wanted = round(warmup_fraction * total) if warmup_steps is None else warmup_steps
     if wanted < 0:
         raise ConfigError(f"the warm-up must not be negative, got {wanted} steps.")
@@ -115,6 +132,9 @@ def warmup_stable_decay(
     `decay_fraction` of the run.
     """
     total = _checked_total(total_steps)
+    _check_fractions(
+        peak=peak, warmup=warmup_fraction, decay=decay_fraction, final=final_fraction
+    )
     warmup = min(round(warmup_fraction * total), total)
     decay = max(1, min(round(decay_fraction * total), total - warmup))
     parts = [

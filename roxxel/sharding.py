@@ -2,12 +2,17 @@
 
 from collections.abc import Callable, Mapping
 
-import jax
 import numpy as np
-from flax import nnx
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from roxxel import extras
 from roxxel.errors import ConfigError
+
+try:
+    import jax
+    from flax import nnx
+    from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+except ImportError as err:
+    raise extras.missing("roxxel.sharding", "checkpoint", err) from err
 
 
 def make_mesh(axes: Mapping[str, int]) -> Mesh | None:

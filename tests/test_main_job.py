@@ -185,6 +185,24 @@ def test_divergence_exits_3_and_names_the_step(environment, tmp_path):
     assert (workdir / "checkpoints").exists()
 
 
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--fdl.model.d_model=0", "d_model must be at least 1, got 0"),
+        ("--fdl.checkpointer.max_to_keep=0", "max_to_keep"),
+        ("--fdl.schedule.peak=nan", "peak must be positive and finite, got nan"),
+    ],
+)
+def test_wrong_values_end_in_one_line_with_nothing_created(
+    environment, tmp_path, flag, words
+):
+    code, output = finish(start(tmp_path / "run", environment, flag))
+    assert code == 2, output
+    assert words in output.splitlines()[-1]
+    assert "Traceback" not in output
+    assert not (tmp_path / "run").exists()
+
+
 def test_changed_batch_size_on_resume_exits_2_naming_both(
     undisturbed, environment, tmp_path
 ):

@@ -86,6 +86,27 @@ def test_state_stays_as_before_the_first_step_that_is_not_finite():
         np.testing.assert_array_equal(before, after)
 
 
+def test_an_update_that_is_not_finite_is_not_taken():
+    """The gradients are fine, the schedule is not."""
+
+    def create():
+        model = Bigram(rngs=nnx.Rngs(0))
+        schedule = optax.constant_schedule(float("nan"))
+        return model, nnx.Optimizer(
+            model, optim.adamw(schedule=schedule), wrt=nnx.Param
+        )
+
+    model, optimizer = create()
+    step = make_train_step(model, optimizer, next_token_loss)
+    leaves = step.leaves(model, optimizer)
+    before = [np.array(leaf) for leaf in leaves[:-1]]
+    leaves, metrics = step.run(leaves, batches(1)[0])
+    assert np.isfinite(metrics["loss"])
+    assert not metrics["finite"]
+    for kept, leaf in zip(before, leaves[:-1], strict=True):
+        np.testing.assert_array_equal(kept, leaf)
+
+
 def test_equal_on_one_device_and_on_a_mesh_of_eight():
     single, mesh = make(), sharding.make_mesh({"data": -1})
     sharded = make(mesh)
@@ -148,6 +169,44 @@ def test_evaluation_on_a_mesh_is_the_same_number(dataset):
         leaves = jax.tree.leaves(nnx.state(model))
         losses.append(evaluate(evaluation, step, leaves, placed)["eval_loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("values", [[0.5, 1.5], [1, 2**32 + 5]])
+def test_evaluation_never_cuts_or_wraps_ids(tmp_path, values):
+    rox = Roxxel(tmp_path / "ids.rox")
+    rox.write([np.array(values)])
+    model, _ = make()
+    with pytest.raises(ConfigError, match=r"whole numbers|do not fit int32"):
+        evaluate(
+            Evaluation(dataset=rox, seq_len=4),
+            make_eval_step(model, next_token_loss),
+            jax.tree.leaves(nnx.state(model)),
+        )
+
+
+def test_evaluation_batch_that_does_not_divide_is_refused(dataset):
+    evaluation = Evaluation(dataset=dataset, seq_len=4, batch_size=6)
+    with pytest.raises(ConfigError, match="6 not divisible by 8 devices on axis data"):
+        evaluation.check_divides(sharding.make_mesh({"data": -1}))
+
+
+def test_dropout_is_off_in_evaluation(dataset):
+    class Dropping(Bigram):
+        def __init__(self, *, rngs):
+            super().__init__(rngs=rngs)
+            self.dropout = nnx.Dropout(0.9, rngs=rngs)
+
+        def __call__(self, tokens, *, segment_ids_BL=None, state=None):
+            logits, state = super().__call__(tokens)
+            return self.dropout(logits), state
+
+    losses = []
+    for model in (Dropping(rngs=nnx.Rngs(0)), Bigram(rngs=nnx.Rngs(0))):
+        evaluation = Evaluation(dataset=dataset, seq_len=64)
+        step = make_eval_step(model, next_token_loss)
+        leaves = jax.tree.leaves(nnx.state(model))
+        losses.append(evaluate(evaluation, step, leaves)["eval_loss"])
+    assert losses[0] == losses[1]
 
 
 def test_evaluation_of_an_empty_set_is_nan_not_an_exception(tmp_path):

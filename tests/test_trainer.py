@@ -1,9 +1,12 @@
 """The loop: order, resume, stop, divergence. Real data, logger and checkpoints."""
 
 import csv
+import functools
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +19,9 @@ from roxxel.checkpoint import Checkpointer
 from roxxel.dataset import Roxxel
 from roxxel.errors import EXIT_RESTART, ConfigError, DivergedError
 from roxxel.models.losses import next_token_loss
+from roxxel.models.ssm import Mamba2LM
 from roxxel.train.evaluation import Evaluation
+from roxxel.train.sample import Sample
 from roxxel.train.trainer import Trainer
 from tests.tiny import Bigram
 
@@ -213,6 +218,7 @@ def test_nan_stops_naming_the_step_with_the_state_before_it_saved(dataset, tmp_p
         ({"batch_size": 16}, "batch_size was 8 and is now 16"),
         ({"seq_len": 4}, "seq_len was 8 and is now 4"),
         ({"seed": 4}, "seed was 3 and is now 4"),
+        ({"epoch": 2}, "epoch was 0 and is now 2"),
     ],
 )
 def test_resuming_at_another_position_is_refused(dataset, tmp_path, change, words):
@@ -238,11 +244,78 @@ def test_other_data_is_refused_on_resume(dataset, tmp_path):
     [
         ({"save_every": 0}, "save_every must be positive, got 0"),
         ({"stop_after": -1}, "stop_after must be positive, got -1"),
+        ({"seed": 2**40}, "seed must be in"),
+        ({"stream": "here"}, "'here', not a stream"),
     ],
 )
 def test_bad_options_are_refused_when_built(dataset, change, words):
     with pytest.raises(ConfigError, match=words):
         trainer(dataset, **change)
+
+
+def test_start_step_belongs_to_the_checkpoint(dataset):
+    stream = dataset.stream(SEQ_LEN, BATCH_SIZE, overlap=1, start_step=2)
+    with pytest.raises(ConfigError, match="start_step must be 0"):
+        trainer(dataset, stream=stream)
+
+
+def test_ids_that_the_model_does_not_have_are_named(dataset, tmp_path):
+    model = functools.partial(
+        Mamba2LM, vocab_size=10, d_model=8, n_layers=1, head_dim=8, state_dim=4
+    )
+    with pytest.raises(ConfigError, match="to 15, the model has vocab_size 10"):
+        trainer(dataset, model=model, evaluation=None).run(tmp_path / "run")
+
+
+def test_results_of_a_shorter_run_are_not_those_of_the_longer_one(dataset, tmp_path):
+    assert trainer(dataset, steps=5).run(tmp_path / "run") == 0
+    stale = (tmp_path / "run" / "summary.json").read_text()
+    assert trainer(dataset, steps=10).run(tmp_path / "run") == 0
+    (tmp_path / "run" / "summary.json").write_text(stale)
+    assert trainer(dataset, steps=10).run(tmp_path / "run") == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 10
+
+
+def test_a_second_process_in_the_work_directory_is_refused(dataset, tmp_path):
+    (tmp_path / "run").mkdir()
+    holder = (
+        "import pathlib, sys\n"
+        "from roxxel.train import lock\n"
+        "with lock.hold(pathlib.Path(sys.argv[1])):\n"
+        "    print('held', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", holder, str(tmp_path / "run")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "held\n"
+    with pytest.raises(ConfigError, match=f"process {process.pid} runs there"):
+        trainer(dataset).run(tmp_path / "run")
+    process.communicate("")
+    assert trainer(dataset, steps=2).run(tmp_path / "run") == 0
+
+
+def test_rows_are_written_before_the_checkpoint_that_follows_them(dataset, tmp_path):
+    seen = []
+
+    class Watched(Checkpointer):
+        def save(self, step, *args, **kwargs):
+            seen.append((step, len(rows(tmp_path / "run"))))
+            return super().save(step, *args, **kwargs)
+
+    assert trainer(dataset, checkpointer=Watched).run(tmp_path / "run") == 0
+    assert seen == [(5, 5), (10, 10), (15, 15), (20, 20)]
+
+
+@pytest.mark.parametrize(
+    "change", [{"prompt": ""}, {"num_tokens": 0}, {"temperature": -1.0}]
+)
+def test_bad_sample_options_are_refused_when_built(change):
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        Sample(**({"prompt": "a"} | change))
 
 
 def test_stream_without_targets_is_refused(dataset):

@@ -1,5 +1,6 @@
 """The work directory of a run: checked before anything is built, written after."""
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ DEFAULT_ROOT = "runs"
 CONFIG_JSON = "config.json"
 CONFIG_TEXT = "config.txt"
 RUN_JSON = "run.json"
+_STARTED = (CONFIG_JSON, CONFIG_TEXT, RUN_JSON, "roxxel_system.log", ".lock")
 
 
 def choose(given: str | None, experiment: str) -> Path:
@@ -91,6 +93,17 @@ def restore(path: Path, before: dict[str, bytes]) -> None:
     """Put back the files of a `snapshot` that held any."""
     for name, content in before.items():
         (path / name).write_bytes(content)
+
+
+def remove_started(path: Path) -> None:
+    """Take away a directory in which a run was refused before its first step.
+
+    Only what a start writes is removed, so a directory that holds more stays.
+    """
+    for name in _STARTED:
+        (path / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # something else is in it
+        path.rmdir()
 
 
 def read_text(path: Path) -> str | None:

@@ -74,6 +74,8 @@ class RoxxelStream:
         data_sharding=None,
         prefetch: int | None = None,
     ):
+        if not hasattr(dataset, "num_elements"):
+            raise ConfigError(f"the stream's dataset is {dataset!r}, not a Roxxel.")
         self.dataset = dataset
         self.seed = order.check_seed(seed)
         self.overlap = steps.not_negative("overlap", overlap)

@@ -57,10 +57,15 @@ def mean_cross_entropy(
 
 
 def cross_entropy(logits_BLV: jax.Array, targets_BL: jax.Array) -> jax.Array:
-    """-log softmax(logits)[target] of each position, `[B, L]` float32."""
+    """-log softmax(logits)[target] of each position, `[B, L]` float32.
+
+    NaN for a target outside the vocabulary, which would else look like a low loss.
+    """
     logits_BLV = logits_BLV.astype(jnp.float32)
     # A comparison instead of a gather: it fuses, and its gradient needs no scatter.
     ids_V = jnp.arange(logits_BLV.shape[-1], dtype=targets_BL.dtype)
     is_target = targets_BL[..., None] == ids_V
     target_BL = jnp.sum(jnp.where(is_target, logits_BLV, 0.0), axis=-1)
-    return jax.nn.logsumexp(logits_BLV, axis=-1) - target_BL
+    losses_BL = jax.nn.logsumexp(logits_BLV, axis=-1) - target_BL
+    known_BL = (targets_BL >= 0) & (targets_BL < logits_BLV.shape[-1])
+    return jnp.where(known_BL, losses_BL, jnp.nan)

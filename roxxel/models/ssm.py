@@ -99,6 +99,18 @@ class Mamba2LM(nnx.Module):
         separator_id: int | None = None,
         rngs: nnx.Rngs,
     ):
+        _check_sizes(
+            vocab_size=vocab_size,
+            d_model=d_model,
+            n_layers=n_layers,
+            expand=expand,
+            head_dim=head_dim,
+            state_dim=state_dim,
+            n_groups=n_groups,
+            conv_width=conv_width,
+            chunk_size=chunk_size,
+        )
+        self.vocab_size = vocab_size
         self.dtype, self.remat, self.separator_id = dtype, remat, separator_id
         self.embedding = nnx.Param(_init_embedding(rngs, vocab_size, d_model))
         head = None if tie_embeddings else _init_embedding(rngs, vocab_size, d_model)
@@ -192,6 +204,12 @@ class Mamba2LM(nnx.Module):
             return None
         ends_BL = (tokens_BL == self.separator_id).astype(jnp.int32)
         return jnp.cumsum(ends_BL, axis=1) - ends_BL
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
 
 
 def num_params(model: nnx.Module) -> int:

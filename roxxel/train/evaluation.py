@@ -1,5 +1,6 @@
 """Loss over a whole held-out set: every element predicted once, no dropped tail."""
 
+import collections
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
@@ -14,6 +15,9 @@ from jax.sharding import Mesh
 from roxxel import sharding
 from roxxel.errors import ConfigError
 from roxxel.train.step import LossFn
+
+# Batches dispatched ahead of the one whose result is fetched: each holds its memory.
+MAX_BATCHES_AHEAD = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,11 +46,24 @@ class Evaluation:
             value = getattr(self, field)
             if value is not None and value <= 0:
                 raise ConfigError(f"evaluation: {field} must be positive, got {value}.")
+        if np.dtype(self.dataset.dtype).kind not in "iu":
+            raise ConfigError(
+                f"evaluation: token ids are whole numbers, the data set holds "
+                f"{self.dataset.dtype}."
+            )
 
     @property
     def num_targets(self) -> int:
         """Elements that get predicted: all but the first of the set."""
         return max(0, self.dataset.num_elements - 1)
+
+    def check_divides(self, mesh: Mesh | None) -> None:
+        """Raises a ConfigError unless the batch divides over the mesh's first axis."""
+        if mesh is not None and self.batch_size % mesh.devices.shape[0]:
+            raise ConfigError(
+                f"evaluation: batch_size {self.batch_size} not divisible by "
+                f"{mesh.devices.shape[0]} devices on axis {mesh.axis_names[0]}."
+            )
 
     def batches(self, mesh: Mesh | None) -> Iterator[tuple[jax.Array, jax.Array]]:
         """Yields (tokens [batch, seq_len + 1] int32, loss mask of the same shape)."""
@@ -65,6 +82,8 @@ class Evaluation:
     def _tokens(self, index: int) -> np.ndarray:
         row = np.zeros(self.seq_len + 1, np.int32)
         window = self._window(index)
+        if not np.can_cast(window.dtype, np.int32) and window.size:
+            _check_fits(window)
         row[: len(window)] = window
         return row
 
@@ -72,6 +91,15 @@ class Evaluation:
         left = self.num_targets - index * self.seq_len
         row = np.arange(self.seq_len + 1)
         return ((row >= 1) & (row <= left)).astype(np.float32)
+
+
+def _check_fits(ids: np.ndarray) -> None:
+    least, most = int(ids.min()), int(ids.max())
+    if least < 0 or most > np.iinfo(np.int32).max:
+        raise ConfigError(
+            f"evaluation: ids from {least} to {most} do not fit int32; they are never "
+            "wrapped. Store ids below 2**31."
+        )
 
 
 def _placed(
@@ -100,6 +128,7 @@ def make_eval_step(model: nnx.Module, loss_fn: LossFn) -> Callable:
     @jax.jit
     def run(leaves, tokens, mask):
         model = nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))
+        model.eval()
         return loss_fn(model, tokens, mask)
 
     return run
@@ -113,11 +142,16 @@ def evaluate(
 ) -> dict[str, float]:
     """Mean loss in nats, perplexity and, for byte data, bits per byte.
 
-    The means of the batches are weighted and added in float64 on the host; they are
-    fetched after all batches were dispatched.
+    The means of the batches are weighted and added in float64 on the host.
     """
-    pairs = [eval_step(model_leaves, *batch) for batch in evaluation.batches(mesh)]
-    means, weights = np.asarray(jax.device_get(pairs), np.float64).reshape(-1, 2).T
+    pairs: list[tuple[float, float]] = []
+    ahead: collections.deque = collections.deque()
+    for batch in evaluation.batches(mesh):
+        ahead.append(eval_step(model_leaves, *batch))
+        if len(ahead) > MAX_BATCHES_AHEAD:
+            pairs.append(jax.device_get(ahead.popleft()))
+    pairs.extend(jax.device_get(list(ahead)))
+    means, weights = np.asarray(pairs, np.float64).reshape(-1, 2).T
     loss = float(means @ weights / weights.sum()) if weights.any() else math.nan
     metrics = {
         "loss": loss,

@@ -8,7 +8,6 @@ completed steps, which is also the index of the next batch.
 import collections
 import contextlib
 import json
-import math
 import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
@@ -34,8 +33,19 @@ if TYPE_CHECKING:
 # keep the device busy; more would only delay the sight of a loss that is not finite.
 MAX_STEPS_AHEAD = 2
 
-# What makes the batch of a step, of `RoxxelStream.position`.
-SAME_ON_RESUME = ("seed", "batch_size", "seq_len", "overlap", "fingerprint")
+# Several processes agree on a stop only this often: it costs a wait for the device.
+AGREE_EVERY_STEPS = 10
+
+# What makes the batch of a step, of `RoxxelStream.position`; causes before effects.
+SAME_ON_RESUME = (
+    "seed",
+    "batch_size",
+    "seq_len",
+    "overlap",
+    "fingerprint",
+    "epoch",
+    "rows_in_epoch",
+)
 
 SUMMARY_FILE = "summary.json"
 
@@ -59,6 +69,8 @@ class Run:
         self.run_info = run_info
         self.mesh = sharding.make_mesh(spec.mesh_axes)
         self.stream = spec.stream.place(self.mesh, sharding.batch_sharding(self.mesh))
+        if spec.evaluation is not None:
+            spec.evaluation.check_divides(self.mesh)
         self.model, self.optimizer = sharding.create_on(self.mesh, self._create)
         self.checkpointer = stack.enter_context(
             spec.checkpointer(
@@ -103,7 +115,7 @@ class Run:
         start = self.checkpointer.restore()
         saved = self.checkpointer.read_position(start) if start else None
         if saved is not None:
-            _check_position(saved, self.stream.position(0), self.workdir)
+            _check_position(saved, self.stream.position(start), self.workdir)
         self.done, self.saved_step = start, start or -1
         self.logger.rewind(start)
         return start
@@ -145,15 +157,15 @@ class Run:
             self._see(*unseen.popleft(), progress)
 
     def _see(
-        self, step: int, metrics: dict[str, jax.Array], progress: Progress | None
+        self, step: int, metrics: dict[str, Any], progress: Progress | None
     ) -> None:
         """Waits for a step that was dispatched some steps ago, and judges it."""
         finite = bool(np.asarray(metrics.pop("finite")))
         self.clock.tick()
         rate = self.clock.tokens_per_sec
-        self.logger.log_metrics_summary(
-            step, **metrics, tokens_per_sec=round(rate) if rate else math.nan
-        )
+        if rate:
+            metrics["tokens_per_sec"] = round(rate)
+        self.logger.log_metrics_summary(step, **metrics)
         if not finite:
             self._diverged(step, float(np.asarray(metrics["loss"])))
         if progress is not None:
@@ -172,6 +184,8 @@ class Run:
         """Whether to stop before the next step; all processes give the same answer."""
         if jax.process_count() == 1:
             return bool(self.stop)
+        if self.done % AGREE_EVERY_STEPS:
+            return False
         from jax.experimental import multihost_utils
 
         asked = multihost_utils.process_allgather(np.asarray(bool(self.stop)))
@@ -211,6 +225,8 @@ class Run:
     def _save(self, metrics: dict[str, float]) -> None:
         if self.saved_step == self.done:
             return
+        # Rows first: a checkpoint must not be ahead of the table that it continues.
+        self.logger.flush()
         self.train_step.write_back(self.leaves, self.model, self.optimizer)
         self.checkpointer.save(
             self.done, metrics, position=self.stream.position(self.done)
@@ -224,11 +240,24 @@ class Run:
         self.done = step - 1
         self._save({})
         self.checkpointer.wait()
+        self._check_vocabulary(step - 1)
         raise DivergedError(
             f"step {step} (batch {step - 1}) is not finite: loss {loss}. The state "
             f"after step {step - 1} is kept in {self.workdir / 'checkpoints'}. Lower "
             "the learning rate or look at that batch; do not just start again."
         )
+
+    def _check_vocabulary(self, step: int) -> None:
+        """Tells ids that the model does not have from a real divergence."""
+        size = getattr(self.model, "vocab_size", None)
+        if size is None or jax.process_count() > 1:
+            return
+        ids = np.asarray(self.stream.batch(step))
+        if ids.min() < 0 or ids.max() >= size:
+            raise ConfigError(
+                f"batch {step} holds ids from {ids.min()} to {ids.max()}, the model "
+                f"has vocab_size {size}; set vocab_size above the largest id."
+            )
 
     def _stopped(self) -> int:
         if self.done:
@@ -242,8 +271,13 @@ class Run:
 
     def _unfinished(self) -> bool:
         """Whether all steps are done but a kill came before the results."""
-        at_end = self.done == self.spec.total_steps
-        return at_end and not (self.workdir / SUMMARY_FILE).exists()
+        if self.done != self.spec.total_steps:
+            return False
+        try:
+            summary = json.loads((self.workdir / SUMMARY_FILE).read_text())
+            return summary["steps"] != self.done
+        except (OSError, ValueError, KeyError, TypeError):
+            return True
 
     def _finish(self) -> int:
         if self.done < self.spec.total_steps:
@@ -272,7 +306,9 @@ class Run:
 
     def _write(self, name: str, text: str) -> None:
         if jax.process_index() == 0:
-            (self.workdir / name).write_text(text, encoding="utf-8")
+            part = self.workdir / f".{name}.part"
+            part.write_text(text, encoding="utf-8")
+            part.replace(self.workdir / name)
 
 
 def _check_position(saved: dict, current: dict, workdir: pathlib.Path) -> None:

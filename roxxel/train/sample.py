@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from roxxel.errors import ConfigError
 from roxxel.generate import generate
 
 
@@ -26,6 +27,18 @@ class Sample:
     temperature: float = 0.7
     seed: int = 0
 
+    def __post_init__(self):
+        if not self.prompt:
+            raise ConfigError("sample: prompt must hold at least one character.")
+        if self.num_tokens < 1:
+            raise ConfigError(
+                f"sample: num_tokens must be at least 1, got {self.num_tokens}."
+            )
+        if not 0 <= self.temperature < float("inf"):
+            raise ConfigError(
+                f"sample: temperature must be 0 or more, got {self.temperature}."
+            )
+
     def text(self, model: nnx.Module) -> str:
         """The prompt and its continuation; bytes that are no UTF-8 are replaced."""
         prompt = np.frombuffer(self.prompt.encode(), np.uint8).astype(np.int32)
@@ -36,5 +49,6 @@ class Sample:
             rng=jax.random.key(self.seed),
             temperature=self.temperature,
         )
-        continuation = np.asarray(tokens)[0].astype(np.uint8).tobytes()
+        ids = np.asarray(tokens)[0]
+        continuation = bytes(np.where(ids < 256, ids, ord("?")).astype(np.uint8))
         return self.prompt + continuation.decode("utf-8", "replace")

@@ -26,8 +26,8 @@ class TrainStep:
       run: `(leaves, batch) -> (leaves, metrics)`; donates the leaves it is given.
       metrics of `run`: scalars on the device. `loss` (mean over counted targets),
         `grad_norm` (before clipping), `learning_rate`, `tokens` (counted targets) and
-        `finite`. Once a loss or gradient is not finite, that update and all after it
-        leave the state as it was.
+        `finite`. Once a loss, gradient or update is not finite, that update and all
+        after it leave the state as it was.
     """
 
     run: Callable[[Leaves, jax.Array], tuple[Leaves, dict[str, jax.Array]]]
@@ -76,16 +76,13 @@ def make_train_step(
         grad_fn = nnx.value_and_grad(loss_fn, has_aux=True)
         (loss, weight), grads = grad_fn(model, batch)
         grad_norm = optax.tree.norm(grads)
-        finite = alive & jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-        metrics = {
-            "loss": loss,
-            "grad_norm": grad_norm,
-            "tokens": weight,
-            "finite": finite,
-        }
+        metrics = {"loss": loss, "grad_norm": grad_norm, "tokens": weight}
         if schedule is not None:
             metrics["learning_rate"] = jnp.asarray(schedule(optimizer.step[...]))
-        optimizer.update(model, grads)
+        update_norm = optax.tree.norm(optimizer.update(model, grads))
+        # The update too: an optimizer or schedule can fail on finite gradients.
+        finite = alive & jnp.isfinite(loss + grad_norm + update_norm)
+        metrics["finite"] = finite
         new = jax.tree.leaves((nnx.state(model), nnx.state(optimizer)))
         kept = [jnp.where(finite, n, o) for n, o in zip(new, old, strict=True)]
         return [*kept, finite], metrics

@@ -10,9 +10,11 @@ import optax
 from flax import nnx
 
 from roxxel.checkpoint import Checkpointer
+from roxxel.distributed import is_lead
 from roxxel.errors import ConfigError
 from roxxel.logger import Logger
 from roxxel.models.losses import next_token_loss
+from roxxel.train import lock
 from roxxel.train.evaluation import Evaluation
 from roxxel.train.loop import Run
 from roxxel.train.sample import Sample
@@ -62,6 +64,17 @@ class Trainer:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"trainer: {name} must be positive, got {value}.")
+        if not hasattr(self.stream, "steps_per_epoch"):
+            raise ConfigError(f"trainer: stream is {self.stream!r}, not a stream.")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"trainer: seed must be in [0, 2**32), got {self.seed}.")
+        if getattr(self.stream, "start_step", 0):
+            raise ConfigError(
+                "trainer: the stream's start_step must be 0, the checkpoint says where "
+                f"to start; got {self.stream.start_step}."
+            )
+        # Made abstractly, without a device: a model that cannot be built ends here.
+        nnx.eval_shape(lambda: self.model(rngs=nnx.Rngs(self.seed)))
         if self.stream.overlap != 1:
             raise ConfigError(
                 "trainer: the stream must have overlap=1 (inputs and their successors),"
@@ -72,10 +85,15 @@ class Trainer:
         """Runs to the end, or to a stop that was asked for; returns the exit code.
 
         Raises:
-          ConfigError: the work directory belongs to a run at another position.
+          ConfigError: the work directory belongs to a run at another position, or
+            another process runs there.
           DivergedError: a loss or gradient is not finite.
         """
+        workdir = pathlib.Path(workdir)
+        workdir.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
+            if is_lead():
+                stack.enter_context(lock.hold(workdir))
             stop = stack.enter_context(StopRequest())
             logger = stack.enter_context(self.logger(log_dir=workdir))
             return Run(self, workdir, logger, stop, stack, run_info or {}).run()
