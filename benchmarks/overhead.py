@@ -5,7 +5,8 @@
 
 `host`: microseconds a call of roxxel's step, of a bare `jax.jit` over the same leaves,
 and of `nnx.jit`, for a model so small that the calls are nearly all there is.
-`trainer`: steps a second of `Trainer.run` (stream, logger, progress, metrics, no
+`trainer`: steps a second of `Trainer.run` on the model of `ssm_small` (stream, logger,
+progress, metrics, no
 evaluation, no checkpoint) beside a loop that only calls the compiled step on batches
 made before. Medians of interleaved rounds.
 """
@@ -140,16 +141,14 @@ class Timed:
             yield batch
 
 
-def trainer(rounds=5, steps=60, warmup=10):
+def trainer(rounds=5, steps=40, warmup=8):
     cache = tempfile.mkdtemp()
     jax.config.update("jax_compilation_cache_dir", cache)
-    model = functools.partial(
-        Mamba2LM, vocab_size=256, d_model=64, n_layers=2, state_dim=32, head_dim=32
-    )
+    model = functools.partial(Mamba2LM, vocab_size=256, d_model=160, n_layers=4)
     with tempfile.TemporaryDirectory() as folder:
         data = Roxxel(pathlib.Path(folder) / "tokens.rox")
         data.write([np.random.default_rng(0).integers(0, 256, 2**22).astype(np.uint8)])
-        stream = data.stream(128, 8, overlap=1)
+        stream = data.stream(512, 4, overlap=1)
         bare_step, bare_leaves = _bare_trainer(model)
         batches = [jnp.asarray(stream.batch(step)) for step in range(steps)]
         rates = {"bare": [], "trainer": []}

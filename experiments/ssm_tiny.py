@@ -2,7 +2,7 @@
 
 What: 0.25 M parameters, windows of 128 bytes, 200 steps on the same data.
 Hardware: two CPU cores, about half a minute.
-Expected: at most 2.6 bits per byte on the held-out split.
+Expected: 2.41 bits per byte on CPython 3.11.7's held-out split.
 Command: python -m roxxel.main --fdl_config=experiments.ssm_tiny
 """
 
