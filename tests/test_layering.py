@@ -126,3 +126,38 @@ def test_imports_are_light_and_touch_no_backend():
         [sys.executable, "-c", LIGHT_IMPORT], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+WITHOUT_EXTRAS = """
+import importlib, importlib.abc, sys
+
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.split(".")[0] in ("jax", "flax", "optax", "orbax"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Missing())
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except ImportError as err:
+        print(err)
+"""
+
+
+def test_a_missing_extra_is_named_by_whatever_needs_it():
+    names = ["optim", "generate", "sharding", "models.ssm", "train.trainer"]
+    names += ["checkpoint"]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRAS, *(f"roxxel.{name}" for name in names)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(names)
+    for line in lines:
+        assert "pip install 'roxxel[" in line
