@@ -68,7 +68,7 @@ def ssm_small(
             Evaluation,
             dataset=fdl.Config(builders.python_library_sources, split="heldout"),
             seq_len=seq_len,
-            batch_size=16,
+            batch_size=4,  # the shape of a training batch: its memory is reused
             every=evaluate_every,
         ),
         sample=fdl.Config(Sample, prompt="def main(argv):\n"),

@@ -1,6 +1,5 @@
 """Loss over a whole held-out set: every element predicted once, no dropped tail."""
 
-import collections
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
@@ -15,9 +14,6 @@ from jax.sharding import Mesh
 from roxxel import sharding
 from roxxel.errors import ConfigError
 from roxxel.train.step import LossFn
-
-# Batches dispatched ahead of the one whose result is fetched: each holds its memory.
-MAX_BATCHES_AHEAD = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,13 +140,11 @@ def evaluate(
 
     The means of the batches are weighted and added in float64 on the host.
     """
-    pairs: list[tuple[float, float]] = []
-    ahead: collections.deque = collections.deque()
-    for batch in evaluation.batches(mesh):
-        ahead.append(eval_step(model_leaves, *batch))
-        if len(ahead) > MAX_BATCHES_AHEAD:
-            pairs.append(jax.device_get(ahead.popleft()))
-    pairs.extend(jax.device_get(list(ahead)))
+    # One batch at a time: each that is dispatched ahead would hold its own memory.
+    pairs = [
+        jax.device_get(eval_step(model_leaves, *batch))
+        for batch in evaluation.batches(mesh)
+    ]
     means, weights = np.asarray(pairs, np.float64).reshape(-1, 2).T
     loss = float(means @ weights / weights.sum()) if weights.any() else math.nan
     metrics = {
