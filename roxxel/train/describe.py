@@ -6,6 +6,7 @@ import jax
 from flax import nnx
 
 from roxxel import optim
+from roxxel.models.ssm import num_params
 
 
 def plan_lines(model: nnx.Module, stream: Any, *, total_steps: int) -> list[str]:
@@ -34,11 +35,6 @@ def run_record(
         "position": stream.position(start),
         "total_steps": total_steps,
     }
-
-
-def num_params(model: nnx.Module) -> int:
-    """Number of trainable values."""
-    return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
 
 
 def results_line(step: int, results: dict[str, float]) -> str:
