@@ -436,3 +436,13 @@ def test_a_dtype_that_cannot_be_is_refused(tmp_path, stored, given, words):
     data = dataset(tmp_path / "a.rox", 100, dtype=stored)
     with pytest.raises(ConfigError, match=words):
         data.stream(10, 2, dtype=given)
+
+
+def test_steps_and_tokens_of_a_run(tmp_path):
+    data = dataset(tmp_path / "d.rox", np.arange(1000))
+    stream = data.stream(seq_len=8, batch_size=4)
+    assert stream.planned_steps is None
+    (span,) = stream.spans()
+    assert (span.start, span.stop, span.batch_size, span.seq_len) == (0, None, 4, 8)
+    assert [stream.tokens(n) for n in (0, 1, 5)] == [0, 32, 160]
+    assert [stream.steps_for(n) for n in (0, 1, 32, 33)] == [0, 1, 1, 2]

@@ -39,6 +39,16 @@ def _whole(name: str, value, least: int) -> int:
     return number
 
 
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """Steps [start, stop) whose batches have one shape; stop None is without end."""
+
+    start: int
+    stop: int | None
+    batch_size: int
+    seq_len: int
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Grid:
     """The grid of steps over one data set.

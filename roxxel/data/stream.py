@@ -127,6 +127,23 @@ class RoxxelStream:
         return self._grid.steps_per_epoch
 
     @property
+    def planned_steps(self) -> int | None:
+        """Steps that the stream itself fixes; None: as many as are asked for."""
+        return None
+
+    def spans(self) -> tuple[steps.Span, ...]:
+        """The steps of one batch shape each; here a single one without end."""
+        return (steps.Span(0, None, self.batch_size, self.seq_len),)
+
+    def tokens(self, step: int) -> int:
+        """Elements predicted in the first `step` steps."""
+        return steps.not_negative("step", step) * self.batch_size * self.seq_len
+
+    def steps_for(self, tokens: int) -> int:
+        """The fewest steps that predict `tokens` elements."""
+        return -(-steps.not_negative("tokens", tokens) // self.tokens(1))
+
+    @property
     def sharding(self) -> Any:
         """The jax sharding of the batches, None for numpy batches."""
         return self._placement.sharding if self._placement else None
