@@ -439,7 +439,7 @@ def test_a_dtype_that_cannot_be_is_refused(tmp_path, stored, given, words):
 
 
 def test_steps_and_tokens_of_a_run(tmp_path):
-    data = dataset(tmp_path / "d.rox", np.arange(1000))
+    data = dataset(tmp_path / "d.rox", 1000)
     stream = data.stream(seq_len=8, batch_size=4)
     assert stream.planned_steps is None
     (span,) = stream.spans()
