@@ -1,14 +1,12 @@
-"""Length of a run, learning-rate schedules and optimizers with decay masks.
+"""Optimizers with decay masks; run lengths and schedules under the same name.
 
-Optax does the arithmetic; this module fixes what is counted and what is decayed.
+Optax does the arithmetic; this module fixes what is decayed and what gets which update.
 """
 
-import math
 from typing import Any
 
-from absl import logging
-
 from roxxel import extras
+from roxxel.budget import total_steps as total_steps
 from roxxel.errors import ConfigError
 
 try:
@@ -18,133 +16,17 @@ try:
 except ImportError as err:
     raise extras.missing("roxxel.optim", "train", err) from err
 
+from roxxel.schedules import Schedule as Schedule
+from roxxel.schedules import constant as constant
+from roxxel.schedules import warmup_cosine as warmup_cosine
+from roxxel.schedules import warmup_linear as warmup_linear
+from roxxel.schedules import warmup_rsqrt as warmup_rsqrt
+from roxxel.schedules import warmup_stable_decay as warmup_stable_decay
+
 # Names of parameters that are never decayed, as they appear in a parameter's path.
 # Decay would move the time scales of a state space model (A_log, dt_bias) and the
 # gains that its norms and skips rely on.
 NO_DECAY_NAMES = ("A_log", "D", "dt_bias", "bias", "scale", "norm", "conv")
-
-
-def total_steps(
-    stream: Any,
-    *,
-    steps: int | None = None,
-    tokens: int | None = None,
-    epochs: float | None = None,
-) -> int:
-    """Optimizer steps of a run, from exactly one of `steps`, `tokens`, `epochs`.
-
-    Args:
-      stream: has `batch_size`, `seq_len` and `steps_per_epoch`.
-      steps: optimizer steps.
-      tokens: elements predicted; rounded up to whole batches.
-      epochs: passes over the data; fractions are allowed, rounded down, at least one
-        step.
-
-    Raises:
-      ConfigError: not exactly one unit is given, or it is not positive.
-    """
-    given = {
-        name: value
-        for name, value in (("steps", steps), ("tokens", tokens), ("epochs", epochs))
-        if value is not None
-    }
-    if len(given) != 1:
-        raise ConfigError(
-            f"total_steps needs exactly one of steps, tokens, epochs; got {given}."
-        )
-    ((unit, value),) = given.items()
-    if not value > 0:
-        raise ConfigError(f"total_steps: {unit} must be positive, got {value}.")
-    if steps is not None:
-        return steps
-    if tokens is not None:
-        return -(-tokens // (stream.batch_size * stream.seq_len))
-    return max(1, int(value * stream.steps_per_epoch))
-
-
-def _checked_total(total: int) -> int:
-    if total < 1:
-        raise ConfigError(f"total_steps must be at least 1, got {total}.")
-    return total
-
-
-def _check_fractions(*, peak: float, **fractions: float) -> None:
-    if not (math.isfinite(peak) and peak > 0):
-        raise ConfigError(f"schedule: peak must be positive and finite, got {peak}.")
-    for name, value in fractions.items():
-        if not 0 <= value <= 1:
-            raise ConfigError(
-                f"schedule: {name}_fraction must be between 0 and 1, got {value}."
-            )
-
-
-def warmup_cosine(
-    *,
-    peak: float,
-    total_steps: int,
-    warmup_fraction: float = 0.05,
-    warmup_steps: int | None = None,
-    final_fraction: float = 0.1,
-) -> optax.Schedule:
-    """Linear warm-up to `peak`, then a cosine down to `final_fraction * peak`.
-
-    The schedule maps the number of completed updates, from 0, to a learning rate:
-
-        warm-up  (count < W):  peak * (count + 1) / W
-        after:                 peak * (f + (1 - f) * (1 + cos(pi * t)) / 2),
-                               t = (count - W) / (total_steps - W)
-
-    W is `warmup_steps`, or `warmup_fraction` of the total; it never exceeds the total,
-    so that every rate is finite for every `total_steps >= 1`.
-    """
-    total = _checked_total(total_steps)
-    _check_fractions(peak=peak, warmup=warmup_fraction, final=final_fraction)
-    wanted = round(warmup_fraction * total) if warmup_steps is None else warmup_steps
-    if wanted < 0:
-        raise ConfigError(f"the warm-up must not be negative, got {wanted} steps.")
-    warmup = min(wanted, total)
-    if wanted > total:
-        logging.warning(
-            "warm-up of %d steps is longer than the run of %d; it ends with the run.",
-            wanted,
-            total,
-        )
-    cosine = optax.cosine_decay_schedule(
-        peak, max(1, total - warmup), alpha=final_fraction
-    )
-    if warmup == 0:
-        return cosine
-    ramp = optax.linear_schedule(peak / warmup, peak, max(1, warmup - 1))
-    return optax.join_schedules([ramp, cosine], [warmup])
-
-
-def warmup_stable_decay(
-    *,
-    peak: float,
-    total_steps: int,
-    warmup_fraction: float = 0.02,
-    decay_fraction: float = 0.3,
-    final_fraction: float = 0.0,
-) -> optax.Schedule:
-    """Linear warm-up, a plateau at `peak`, then a linear decay to `final_fraction`.
-
-    Counts completed updates as `warmup_cosine` does. The decay covers the last
-    `decay_fraction` of the run.
-    """
-    total = _checked_total(total_steps)
-    _check_fractions(
-        peak=peak, warmup=warmup_fraction, decay=decay_fraction, final=final_fraction
-    )
-    warmup = min(round(warmup_fraction * total), total)
-    decay = max(1, min(round(decay_fraction * total), total - warmup))
-    parts = [
-        optax.constant_schedule(peak),
-        optax.linear_schedule(peak, final_fraction * peak, decay),
-    ]
-    if warmup == 0:
-        return optax.join_schedules(parts, [total - decay])
-    ramp = optax.linear_schedule(peak / warmup, peak, max(1, warmup - 1))
-    return optax.join_schedules([ramp, *parts], [warmup, max(warmup, total - decay)])
 
 
 def parameter_name(path: tuple) -> str:

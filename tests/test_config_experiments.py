@@ -91,7 +91,7 @@ def test_one_override_moves_stream_plan_and_schedule():
         (["--fdl_tag.BatchSize=0"], ["stream", "batch_size", "0"]),
         (["--fdl.total_steps.steps=0"], ["total_steps", "0"]),
         (["--fdl.total_steps=0"], ["total_steps", "0"]),
-        (["--fdl.schedule.warmup_steps=-1"], ["schedule", "warm-up", "-1"]),
+        (["--fdl.schedule.warmup=-1"], ["schedule", "warmup", "-1"]),
         (["--fdl.stream.overlap=0"], ["overlap", "0"]),
         (["--fdl.stream.dataset.split=trian"], ["stream.dataset", "trian"]),
         (["--fdl.model.dtype=bfloat17"], ["model.dtype", "bfloat17", "bfloat16"]),

@@ -1,7 +1,5 @@
 """Run lengths, schedules and decay masks."""
 
-import types
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,34 +11,9 @@ from roxxel import optim
 from roxxel.errors import ConfigError
 from roxxel.models.ssm import Mamba2LM
 
-STREAM = types.SimpleNamespace(batch_size=4, seq_len=10, steps_per_epoch=7)
-
-
-@pytest.mark.parametrize(
-    ("units", "expected"),
-    [
-        ({"steps": 5}, 5),
-        ({"tokens": 400}, 10),
-        ({"tokens": 401}, 11),  # whole batches, rounded up
-        ({"epochs": 3}, 21),
-        ({"epochs": 0.5}, 3),  # rounded down
-        ({"epochs": 0.01}, 1),  # at least one step
-    ],
-)
-def test_total_steps_in_each_unit(units, expected):
-    assert optim.total_steps(STREAM, **units) == expected
-
-
-@pytest.mark.parametrize(
-    "units", [{}, {"steps": 1, "epochs": 1}, {"steps": 0}, {"epochs": float("nan")}]
-)
-def test_total_steps_refuses_what_is_no_length(units):
-    with pytest.raises(ConfigError, match="total_steps"):
-        optim.total_steps(STREAM, **units)
-
 
 def test_warmup_cosine_follows_its_formula():
-    schedule = optim.warmup_cosine(peak=2.0, total_steps=20, warmup_steps=4)
+    schedule = optim.warmup_cosine(peak=2.0, total_steps=20, warmup=4)
     counts = np.arange(20)
     cosine = 0.1 + 0.9 * (1 + np.cos(np.pi * (counts - 4) / 16)) / 2
     expected = 2.0 * np.where(counts < 4, (counts + 1) / 4, cosine)
@@ -48,9 +21,12 @@ def test_warmup_cosine_follows_its_formula():
 
 
 @pytest.mark.parametrize("total", [1, 2, 3, 10, 1000])
-@pytest.mark.parametrize("warmup", [None, 0, 1, 10, 20])
-def test_rates_are_finite_and_positive_whatever_the_warmup(total, warmup):
-    schedule = optim.warmup_cosine(peak=1.0, total_steps=total, warmup_steps=warmup)
+@pytest.mark.parametrize("warmup", [0.05, 0, 1, 10, 20])
+@pytest.mark.parametrize(
+    "make", [optim.warmup_cosine, optim.warmup_linear, optim.warmup_rsqrt]
+)
+def test_rates_are_finite_and_positive_whatever_the_warmup(make, total, warmup):
+    schedule = make(peak=1.0, total_steps=total, warmup=warmup)
     rates = np.asarray(schedule(jnp.arange(total)))
     assert np.isfinite(rates).all()
     assert (rates > 0).all()
@@ -121,3 +97,29 @@ def test_zero_gradients_shrink_only_the_matrices(model, make):
 def test_clip_norm_must_be_positive():
     with pytest.raises(ConfigError, match=r"clip_norm .* got 0"):
         optim.adamw(schedule=optax.constant_schedule(1.0), clip_norm=0)
+
+
+def test_schedules_say_how_they_are_laid_out():
+    schedule = optim.warmup_stable_decay(
+        peak=2.0, total_steps=100, warmup=10, decay="20%"
+    )
+    layout = (schedule.total_steps, schedule.warmup_steps, schedule.decay_start)
+    assert layout == (100, 10, 80)
+    rates = [float(schedule(count)) for count in (0, 9, 10, 79, 80, 90, 99)]
+    np.testing.assert_allclose(rates, [0.2, 2, 2, 2, 2, 1, 0.1], rtol=1e-6)
+
+
+def test_a_longer_run_has_the_same_rates_up_to_the_decay():
+    short = optim.warmup_stable_decay(peak=1.0, total_steps=100, warmup=10)
+    long = optim.warmup_stable_decay(peak=1.0, total_steps=300, warmup=10)
+    same = jnp.arange(short.decay_start)
+    np.testing.assert_array_equal(short(same), long(same))
+
+
+def test_linear_and_inverse_root_and_constant():
+    linear = optim.warmup_linear(peak=1.0, total_steps=10, warmup=0)
+    np.testing.assert_allclose([linear(c) for c in (0, 5)], [1, 0.5], rtol=1e-6)
+    rsqrt = optim.warmup_rsqrt(peak=1.0, total_steps=400, warmup=100)
+    np.testing.assert_allclose([rsqrt(c) for c in (99, 100, 400)], [1, 1, 0.5])
+    flat = optim.constant(peak=3.0, total_steps=10)
+    assert [float(flat(c)) for c in (0, 9)] == [3, 3]
