@@ -3,6 +3,9 @@
 Optax does the arithmetic; this module fixes what is decayed and what gets which update.
 """
 
+import fnmatch
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from roxxel import extras
@@ -22,6 +25,8 @@ from roxxel.schedules import warmup_cosine as warmup_cosine
 from roxxel.schedules import warmup_linear as warmup_linear
 from roxxel.schedules import warmup_rsqrt as warmup_rsqrt
 from roxxel.schedules import warmup_stable_decay as warmup_stable_decay
+
+RateScales = Mapping[str, float] | None
 
 # Names of parameters that are never decayed, as they appear in a parameter's path.
 # Decay would move the time scales of a state space model (A_log, dt_bias) and the
@@ -63,22 +68,79 @@ def adamw(
     b1: float = 0.9,
     b2: float = 0.95,
     eps: float = 1e-8,
+    rate_scales: RateScales = None,
 ) -> optax.GradientTransformation:
     """AdamW (arXiv:1711.05101) with global-norm clipping and the mask of `decay_mask`.
 
-    `clip_norm=None` does not clip.
+    `clip_norm=None` does not clip. `rate_scales` multiplies the learning rate, and with
+    it the decay, of the parameters whose dotted names match a pattern of `*` and `?`:
+    `{"embed*": 0.1}`; the first pattern that matches counts, and one that matches
+    nothing is refused.
     """
-    return _clipped(
-        clip_norm,
-        optax.adamw(
-            schedule,
-            b1=b1,
-            b2=b2,
-            eps=eps,
-            weight_decay=weight_decay,
-            mask=decay_mask,
-        ),
+    update = optax.adamw(
+        schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=decay_mask
     )
+    return _finished(update, clip_norm, rate_scales)
+
+
+def lion(
+    *,
+    schedule: optax.ScalarOrSchedule,
+    weight_decay: float = 1.0,
+    clip_norm: float | None = 1.0,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    rate_scales: RateScales = None,
+) -> optax.GradientTransformation:
+    """Lion (arXiv:2302.06675): the sign of a momentum, one slot of state.
+
+    Its rate is 3 to 10 times smaller than AdamW's, its decay as many times larger. The
+    other arguments are those of `adamw`.
+    """
+    update = optax.lion(
+        schedule, b1=b1, b2=b2, weight_decay=weight_decay, mask=decay_mask
+    )
+    return _finished(update, clip_norm, rate_scales)
+
+
+def adafactor(
+    *,
+    schedule: optax.ScalarOrSchedule,
+    weight_decay: float | None = None,
+    clip_norm: float | None = 1.0,
+    momentum: float | None = None,
+    rate_scales: RateScales = None,
+) -> optax.GradientTransformation:
+    """Adafactor (arXiv:1804.04235): second moments of matrices by row and column.
+
+    Updates are relative to the parameters' scale, as in the paper; `weight_decay` is
+    applied to the masked parameters after it. The other arguments are those of `adamw`.
+    """
+    update = optax.adafactor(
+        schedule,
+        momentum=momentum,
+        weight_decay_rate=weight_decay,
+        weight_decay_mask=decay_mask,
+    )
+    return _finished(update, clip_norm, rate_scales)
+
+
+def sgd(
+    *,
+    schedule: optax.ScalarOrSchedule,
+    weight_decay: float = 0.0,
+    clip_norm: float | None = None,
+    momentum: float | None = 0.9,
+    nesterov: bool = False,
+    rate_scales: RateScales = None,
+) -> optax.GradientTransformation:
+    """Gradient descent with momentum, its decay decoupled and masked as in `adamw`."""
+    parts = [
+        optax.trace(momentum, nesterov) if momentum else optax.identity(),
+        optax.add_decayed_weights(weight_decay, decay_mask),
+        optax.scale_by_learning_rate(schedule),
+    ]
+    return _finished(optax.chain(*parts), clip_norm, rate_scales)
 
 
 def muon(
@@ -91,6 +153,7 @@ def muon(
     ns_steps: int = 5,
     b1: float = 0.9,
     b2: float = 0.95,
+    rate_scales: RateScales = None,
 ) -> optax.GradientTransformation:
     """Muon for hidden matrices, AdamW for embeddings, heads and all that is not 2-D.
 
@@ -111,10 +174,8 @@ def muon(
         consistent_rms=0.2,
     )
     rest = optax.adamw(adam, b1=b1, b2=b2, weight_decay=weight_decay, mask=decay_mask)
-    return _clipped(
-        clip_norm,
-        optax.partition({"muon": matrices, "adam": rest}, _muon_or_adam),
-    )
+    update = optax.partition({"muon": matrices, "adam": rest}, _muon_or_adam)
+    return _finished(update, clip_norm, rate_scales)
 
 
 def _muon_or_adam(params: Any) -> Any:
@@ -127,11 +188,42 @@ def _muon_or_adam(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(label, params)
 
 
-def _clipped(
-    clip_norm: float | None, update: optax.GradientTransformation
+def _finished(
+    update: optax.GradientTransformation,
+    clip_norm: float | None,
+    rate_scales: RateScales,
 ) -> optax.GradientTransformation:
-    if clip_norm is None:
-        return update
-    if not clip_norm > 0:
+    """Clipping before the update, scales by name behind it."""
+    if clip_norm is not None and not clip_norm > 0:
         raise ConfigError(f"clip_norm must be positive or None, got {clip_norm}.")
-    return optax.chain(optax.clip_by_global_norm(clip_norm), update)
+    clip = [] if clip_norm is None else [optax.clip_by_global_norm(clip_norm)]
+    scale = [_scaled_by_name(dict(rate_scales))] if rate_scales else []
+    parts = [*clip, update, *scale]
+    return parts[0] if len(parts) == 1 else optax.chain(*parts)
+
+
+def _scaled_by_name(scales: dict[str, float]) -> optax.GradientTransformation:
+    for pattern, scale in scales.items():
+        if not (math.isfinite(scale) and scale >= 0):
+            raise ConfigError(f"rate_scales[{pattern!r}] must be >= 0, got {scale}.")
+
+    def init(params):
+        flat, _ = jax.tree_util.tree_flatten_with_path(params)
+        names = [parameter_name(path) for path, _ in flat]
+        for pattern in scales:
+            if not fnmatch.filter(names, pattern):
+                raise ConfigError(
+                    f"rate_scales: {pattern!r} matches no parameter; there are "
+                    f"{', '.join(names[:8])}, ..."
+                )
+        return optax.EmptyState()
+
+    def scaled(path: tuple, leaf: Any) -> Any:
+        name = parameter_name(path)
+        matching = (s for p, s in scales.items() if fnmatch.fnmatchcase(name, p))
+        return leaf * next(matching, 1.0)
+
+    def update(updates, state, params=None):
+        return jax.tree_util.tree_map_with_path(scaled, updates), state
+
+    return optax.GradientTransformation(init, update)

@@ -70,7 +70,7 @@ def test_mask_spares_scan_norm_bias_and_conv_by_name_and_count(model):
         assert any(word in name for word in ("A_log", "D", "dt_bias", "norm", "conv"))
 
 
-@pytest.mark.parametrize("make", [optim.adamw, optim.muon])
+@pytest.mark.parametrize("make", [optim.adamw, optim.muon, optim.lion, optim.sgd])
 def test_zero_gradients_shrink_only_the_matrices(model, make):
     """Weight decay alone, 100 steps: matrices shrink by (1 - lr * decay) ** 100."""
     rate, decay = 1e-2, 0.1
@@ -123,3 +123,41 @@ def test_linear_and_inverse_root_and_constant():
     np.testing.assert_allclose([rsqrt(c) for c in (99, 100, 400)], [1, 1, 0.5])
     flat = optim.constant(peak=3.0, total_steps=10)
     assert [float(flat(c)) for c in (0, 9)] == [3, 3]
+
+
+def test_rates_by_name_scale_updates_and_decay(model):
+    params = nnx.as_pure(nnx.state(model, nnx.Param))
+    grads = jax.tree.map(jnp.ones_like, params)
+
+    def updates(scales):
+        tx = optim.adamw(
+            schedule=optax.constant_schedule(1e-2), rate_scales=scales, clip_norm=None
+        )
+        return names_of(tx.update(grads, tx.init(params), params)[0])
+
+    plain, scaled = updates(None), updates({"embed*": 0.5, "*.A_log": 0.0})
+    for name, update in scaled.items():
+        factor = 0.5 if name.startswith("embed") else 0.0 if "A_log" in name else 1.0
+        np.testing.assert_allclose(update, factor * plain[name], rtol=1e-6)
+
+
+def test_a_pattern_that_matches_nothing_is_refused(model):
+    tx = optim.sgd(schedule=0.1, rate_scales={"emebd*": 0.5})
+    with pytest.raises(ConfigError, match=r"'emebd\*' matches no parameter; there are"):
+        tx.init(nnx.as_pure(nnx.state(model, nnx.Param)))
+
+
+@pytest.mark.parametrize("make", [optim.adafactor, optim.lion, optim.sgd, optim.muon])
+def test_every_optimizer_lowers_a_quadratic(make):
+    params = {"layers": {"w": jnp.full((8, 8), 2.0)}, "norm": jnp.full(8, 2.0)}
+    tx = make(schedule=optax.constant_schedule(0.05), weight_decay=0.0)
+    state = tx.init(params)
+
+    def loss(p):
+        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(p))
+
+    before = loss(params)
+    for _ in range(20):
+        updates, state = tx.update(jax.grad(loss)(params), state, params)
+        params = optax.apply_updates(params, updates)
+    assert loss(params) < 0.9 * before
