@@ -35,6 +35,9 @@ class Roxxel:
             number of a shard, both ways; shards are ordered by number.
         verify: "lazy" compares every block with its checksum when it is first read
             and raises `ShardFormatError` where it is damaged. None reads it as it is.
+        drop_behind: Page cache of rows that were read is given back, so that data
+            larger than memory push nothing else out of it. For one pass over the data;
+            several epochs over data that fit in memory are faster without.
 
     Raises:
         ConfigError: `verify` is neither.
@@ -45,6 +48,7 @@ class Roxxel:
         filepath: _Location | Sequence[_Location],
         *,
         verify: str | None = None,
+        drop_behind: bool = False,
     ):
         if verify not in (None, "lazy"):
             raise ConfigError(f"verify must be None or 'lazy', got {verify!r}.")
@@ -53,6 +57,7 @@ class Roxxel:
         else:
             self._location = [os.fspath(path) for path in filepath]
         self._verify = verify
+        self._drop_behind = bool(drop_behind)
         self._reader: ShardReader | None = None
 
     def write(
@@ -152,7 +157,11 @@ class Roxxel:
         return f"Roxxel({self._location!r})"
 
     def __getstate__(self) -> dict:
-        return {"filepath": self._location, "verify": self._verify}
+        return {
+            "filepath": self._location,
+            "verify": self._verify,
+            "drop_behind": self._drop_behind,
+        }
 
     def __setstate__(self, state: dict) -> None:
         self.__init__(**state)
@@ -327,8 +336,11 @@ class Roxxel:
     def _opened(self) -> ShardReader:
         reader = self._reader
         if reader is None:  # no lock: threads that open it twice read the same
-            is_checked = self._verify == "lazy"
-            reader = opening.open_shards(self._location, is_checked=is_checked)
+            reader = opening.open_shards(
+                self._location,
+                is_checked=self._verify == "lazy",
+                drops_behind=self._drop_behind,
+            )
             self._reader = reader
         return reader
 

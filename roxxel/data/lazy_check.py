@@ -7,34 +7,73 @@ from roxxel.data import checksums, rox_format
 from roxxel.data.region import Region
 from roxxel.errors import ShardFormatError
 
+_NO_SPAN = 1 << 62  # bytes: all of a shard without sums is one span, checked already
+
 
 class LazyCheck:
     """Checks the spans that a read touches, each the first time that it is touched.
 
-    Takes a byte of memory a span (4 KiB as a rule) of the shards that are read. Shards
-    without checksums are read as they are, which is logged once.
+    Spans are numbered through all shards. Takes a byte of memory a span (4 KiB as a
+    rule) that was read. Shards without checksums are read as they are, which is logged
+    once. Threads may check a span twice, which changes nothing.
     """
 
     def __init__(self, shards: list[rox_format.Shard], region: Region):
         self._shards = shards
         self._region = region
         self._has_checked_index = np.zeros(len(shards), bool)
-        self._is_checked: list[np.ndarray | None] = [None] * len(shards)
-        without = sum(not checksums.are_in(s) for s in shards if s.records)
-        if without:
-            logging.warning(
-                "%d of %d shards have no checksums and are read unchecked, the first"
-                " data from %s. Write them again to have checksums.",
-                without,
-                len(shards),
-                shards[0].path,
-            )
+        has_sums = [checksums.are_in(s) for s in shards]
+        sizes = [
+            s.extension["sums"]["span_bytes"] if has else _NO_SPAN
+            for s, has in zip(shards, has_sums, strict=True)
+        ]
+        self._span_bytes = np.array(sizes, np.int64)
+        self._payload = np.array([s.payload_bytes for s in shards], np.int64)
+        counts = np.maximum(1, -(-self._payload // self._span_bytes))
+        self._ends = np.cumsum(counts)
+        self._begins = self._ends - counts
+        self._is_checked = np.zeros(int(self._ends[-1]) if shards else 0, bool)
+        self._is_checked[self._begins[~np.array(has_sums, bool)]] = True
+        _note_without(shards, has_sums)
 
-    def check_rows(self, shard_ids: np.ndarray, at: np.ndarray, size: int) -> None:
-        """Checks `size` bytes from every byte `at` of the region, within its shard."""
+    def spans(self, shard_ids: np.ndarray, at: np.ndarray, size: int) -> np.ndarray:
+        """The spans of `size` > 0 bytes from every byte `at` of the region, [n, most].
+
+        Every row has as many columns as the longest needs, the last span repeated.
+        """
+        span = self._span_bytes[shard_ids]
         begins = at - self._region.offsets[shard_ids]
-        for k, begin in zip(shard_ids.tolist(), begins.tolist(), strict=True):
-            self.check(k, begin, begin + size)
+        last = np.minimum(begins + size, self._payload[shard_ids]) - 1
+        base = self._begins[shard_ids]
+        first, last = base + begins // span, base + last // span
+        most = int((last - first).max(initial=0)) + 1
+        return np.minimum(first[:, None] + np.arange(most), last[:, None])
+
+    def check_spans(self, spans: np.ndarray) -> None:
+        """Checks those of `spans` that are not yet; their shards are mapped.
+
+        Raises:
+            ShardFormatError: One is damaged; names shard, block and bytes.
+        """
+        is_checked = self._is_checked[spans]
+        if is_checked.all():
+            return
+        new = np.unique(spans[~is_checked])
+        shard_ids = np.searchsorted(self._ends, new, side="right")
+        for k in np.unique(shard_ids).tolist():
+            mine = new[shard_ids == k]
+            self._compare(k, mine - self._begins[k])
+            self._is_checked[mine] = True
+
+    def check(self, k: int, begin: int, end: int) -> None:
+        """Checks payload bytes [begin, end) of shard `k`, which is mapped.
+
+        Raises:
+            ShardFormatError: They are damaged; names shard, block and bytes.
+        """
+        if end > begin:
+            at = self._region.offsets[k : k + 1] + begin
+            self.check_spans(self.spans(np.array([k]), at, end - begin))
 
     def check_index(self, k: int) -> None:
         """Checks the index of shard `k`, all of it the first time.
@@ -48,33 +87,27 @@ class LazyCheck:
                 raise ShardFormatError(f"{fault}.")
             self._has_checked_index[k] = True
 
-    def check(self, k: int, begin: int, end: int) -> None:
-        """Checks payload bytes [begin, end) of shard `k`, which is mapped.
+    def _compare(self, k: int, spans: np.ndarray) -> None:
+        """Compares spans of shard `k`, in ascending order, with their sums."""
+        shard, size = self._shards[k], int(self._span_bytes[k])
+        payload = self._region.view(k, 0, shard.payload_bytes)
+        sums = checksums.sums_at(payload, size, spans)
+        begin, length = shard.sections["sums"]
+        stored = self._region.view(k, begin, begin + length).view("<u4")
+        bad = spans[sums != stored[spans]].tolist()
+        if bad:
+            raise ShardFormatError(f"{checksums.fault(shard, bad[0], bad[0] + 1)}.")
 
-        Raises:
-            ShardFormatError: They are damaged; names shard, block and bytes.
-        """
-        shard = self._shards[k]
-        if not checksums.are_in(shard):
-            return
-        span = shard.extension["sums"]["span_bytes"]
-        end = min(end, shard.payload_bytes)
-        first, stop = begin // span, -(-end // span)
-        is_checked = self._is_checked[k]
-        if is_checked is None:
-            spans = -(-shard.payload_bytes // span)
-            is_checked = self._is_checked[k] = np.zeros(spans, bool)
-        if not is_checked[first:stop].all():
-            self._check_spans(k, first, stop, span)
-            is_checked[first:stop] = True
 
-    def _check_spans(self, k: int, first: int, stop: int, span: int) -> None:
-        shard = self._shards[k]
-        end = min(stop * span, shard.payload_bytes)
-        sums = checksums.sums_of(self._region.bytes(k, first * span, end), span)
-        at = shard.sections["sums"][0] + first * sums.itemsize
-        expected = self._region.bytes(k, at, at + sums.nbytes).view("<u4")
-        bad = np.flatnonzero(sums != expected)
-        if bad.size:
-            span_id = first + int(bad[0])
-            raise ShardFormatError(f"{checksums.fault(shard, span_id, span_id + 1)}.")
+def _note_without(shards: list[rox_format.Shard], has_sums: list[bool]) -> None:
+    without = sum(
+        s.records > 0 and not has for s, has in zip(shards, has_sums, strict=True)
+    )
+    if without:
+        logging.warning(
+            "%d of %d shards have no checksums and are read unchecked, the first"
+            " data from %s. Write them again to have checksums.",
+            without,
+            len(shards),
+            shards[0].path,
+        )

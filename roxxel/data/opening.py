@@ -7,7 +7,9 @@ from roxxel.data.reader import ShardReader
 from roxxel.errors import ConfigError
 
 
-def open_shards(location: str | list[str], *, is_checked: bool) -> ShardReader:
+def open_shards(
+    location: str | list[str], *, is_checked: bool, drops_behind: bool
+) -> ShardReader:
     """The tails of the shards at `location`; an interrupted publication is completed.
 
     Raises:
@@ -31,7 +33,7 @@ def open_shards(location: str | list[str], *, is_checked: bool) -> ShardReader:
         )
     filled = [shard for shard in shards if shard.records]
     dtype = (filled or shards)[0].dtype
-    return ShardReader(shards, dtype, is_checked=is_checked)
+    return ShardReader(shards, dtype, is_checked=is_checked, drops_behind=drops_behind)
 
 
 def _finish_interrupted_publishing(location: str | list[str]) -> None:

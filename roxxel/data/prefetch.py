@@ -2,12 +2,21 @@
 
 import collections
 import threading
+import time
 import weakref
 from collections.abc import Iterator
+
+# A consumer that comes back sooner makes the item itself: waking the thread and taking
+# the item over would cost more than it hides.
+_IDLE_SECS = 2e-4
 
 
 class Prefetcher:
     """Yields what `source` yields, up to `depth` items made ahead on a thread.
+
+    The thread makes items while the consumer is busy with other things. A consumer that
+    does nothing in between (which the time between its calls tells) makes them in its
+    own thread, at no more than the cost of a lock.
 
     An exception of the source is raised by `next` in its place; then, and after the
     end or `close`, `next` raises StopIteration for ever. The thread ends when the
@@ -15,12 +24,9 @@ class Prefetcher:
     """
 
     def __init__(self, source: Iterator, depth: int):
-        self._shared = _Shared(depth)
+        self._shared = _Shared(source, depth)
         thread = threading.Thread(
-            target=_work,
-            args=(source, self._shared),
-            daemon=True,
-            name="roxxel-prefetch",
+            target=_work, args=(self._shared,), daemon=True, name="roxxel-prefetch"
         )
         # runs at collection and at exit, before the interpreter takes threads down
         self._finalizer = weakref.finalize(self, _stop, self._shared, thread)
@@ -30,7 +36,11 @@ class Prefetcher:
         return self
 
     def __next__(self):
-        return self._shared.get()
+        try:
+            return self._shared.get()
+        except BaseException:  # the end too
+            self.close()
+            raise
 
     def close(self) -> None:
         """Stops and joins the thread; items made ahead are dropped."""
@@ -38,48 +48,52 @@ class Prefetcher:
 
 
 class _Shared:
-    """The bounded queue between both sides; knows nothing of either."""
+    """The source and the items made ahead; whoever holds `making` advances it."""
 
-    def __init__(self, depth: int):
-        self._items: collections.deque = collections.deque()
+    def __init__(self, source: Iterator, depth: int):
+        self._source = source
         self._depth = depth
+        self._making = threading.Lock()
+        self._items: collections.deque = collections.deque()
         self._changed = threading.Condition()
+        self._is_wanted = True  # that the thread works
         self._is_stopped = False
         self._is_finished = False
         self._error: BaseException | None = None
+        self._left_at = 0.0  # when the consumer went away with an item
 
-    def put(self, item) -> bool:
-        """Waits for room; False when the consumer has gone."""
+    def make_ahead(self) -> bool:
+        """Makes one item when there is room; False when no more will be needed."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._is_stopped or len(self._items) < self._depth
-            )
-            if self._is_stopped:
-                return False
-            self._items.append(item)
-            self._changed.notify_all()
-            return True
-
-    def finish(self, error: BaseException | None) -> None:
-        with self._changed:
-            self._is_finished = True
-            self._error = error
-            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._is_over or self._has_room)
+        with self._making:
+            with self._changed:
+                if self._is_over:
+                    return False
+                if not self._has_room:  # the consumer was faster
+                    return True
+            item, is_there = self._advance()
+            with self._changed:
+                if is_there:
+                    self._items.append(item)
+                return is_there
 
     def get(self):
+        """The next item, made here when none was made ahead."""
+        gap = time.perf_counter() - self._left_at
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._items or self._is_finished or self._is_stopped
-            )
-            if self._is_stopped:
-                raise StopIteration
-            if self._items:
-                self._changed.notify_all()
-                return self._items.popleft()
-            error, self._error = self._error, None
-            if error is not None:
-                raise error
-            raise StopIteration
+            self._is_wanted = gap > _IDLE_SECS
+            if self._items or self._is_over:
+                return self._take()
+        with self._making:  # waits for the item that the thread is making
+            with self._changed:
+                if self._items or self._is_over:
+                    return self._take()
+            item, is_there = self._advance()
+        with self._changed:
+            if not is_there or self._is_stopped:
+                return self._take()
+            return self._leave(item)
 
     def stop(self) -> None:
         with self._changed:
@@ -87,17 +101,48 @@ class _Shared:
             self._items.clear()
             self._changed.notify_all()
 
+    @property
+    def _is_over(self) -> bool:
+        return self._is_stopped or self._is_finished
 
-def _work(source: Iterator, shared: _Shared) -> None:
-    error = None
-    try:
-        for item in source:
-            if not shared.put(item):
-                break
-    except BaseException as err:  # handed to the consumer, whatever it is
-        error = err
-    finally:
-        shared.finish(error)
+    @property
+    def _has_room(self) -> bool:
+        return self._is_wanted and len(self._items) < self._depth
+
+    def _advance(self) -> tuple[object, bool]:
+        """The next item of the source and whether there is one; held: `making`."""
+        error = None
+        try:
+            return next(self._source), True
+        except StopIteration:
+            pass
+        except BaseException as err:  # handed to the consumer, whatever it is
+            error = err
+        with self._changed:
+            self._is_finished = True
+            self._error = error
+            self._changed.notify_all()
+        return None, False
+
+    def _take(self):
+        """An item made ahead, or the end; held: `changed`."""
+        if self._items and not self._is_stopped:
+            return self._leave(self._items.popleft())
+        error, self._error = self._error, None
+        if error is not None and not self._is_stopped:
+            raise error
+        raise StopIteration
+
+    def _leave(self, item):
+        if self._has_room:
+            self._changed.notify_all()
+        self._left_at = time.perf_counter()
+        return item
+
+
+def _work(shared: _Shared) -> None:
+    while shared.make_ahead():
+        pass
 
 
 def _stop(shared: _Shared, thread: threading.Thread) -> None:

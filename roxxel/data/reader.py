@@ -32,6 +32,7 @@ class ShardReader:
         dtype: np.dtype,
         *,
         is_checked: bool = False,
+        drops_behind: bool = False,
     ):
         self.shards = shards
         self.dtype = dtype
@@ -43,7 +44,7 @@ class ShardReader:
         self._record_ends = np.cumsum([s.records for s in shards], dtype=np.int64)
         self.num_elements = int(self._element_ends[-1]) if shards else 0
         self.num_records = int(self._record_ends[-1]) if shards else 0
-        self.region = Region(shards)
+        self.region = Region(shards, drops_behind=drops_behind)
         self.check = LazyCheck(shards, self.region) if is_checked else None
         # element v of the sequence, in shard k, is element v + shift[k] of the region
         starts = self._element_ends - [s.elements for s in shards]
@@ -123,9 +124,12 @@ class ShardReader:
             size = self.dtype.itemsize
             self.region.will_need(at * size, (at + take) * size)
             if self.check:
-                ids = np.array([k])
-                self.check.check_rows(ids, np.array([at * size]), take * size)
+                begin = at * size - int(self.region.offsets[k])
+                self.check.check(k, begin, begin + take * size)
             out[done : done + take] = flat[at : at + take]
+            if self.region.behind:
+                place = np.array([k]), np.array([at * size])
+                self.region.behind.add(*place, take * size)
             done += take
             k += take == left
 

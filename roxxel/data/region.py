@@ -14,6 +14,7 @@ import os
 import numpy as np
 
 from roxxel.data import rox_format
+from roxxel.data.drop_behind import DropBehind
 from roxxel.errors import ShardFormatError
 
 _MAP_FIXED = 0x10  # the same on Linux and macOS
@@ -22,7 +23,7 @@ _MAP_FIXED = 0x10  # the same on Linux and macOS
 class Region:
     """One reserved range of addresses with every shard's file at a page of its own."""
 
-    def __init__(self, shards: list[rox_format.Shard]):
+    def __init__(self, shards: list[rox_format.Shard], *, drops_behind: bool = False):
         self._shards = shards
         lengths = [-(-s.file_bytes // mmap.PAGESIZE) * mmap.PAGESIZE for s in shards]
         ends = np.cumsum(lengths, dtype=np.int64)
@@ -30,21 +31,20 @@ class Region:
         self._size = int(ends[-1]) if shards else mmap.PAGESIZE
         self._is_mapped = np.zeros(len(shards), bool)
         self.is_all_mapped = False
-        self.is_cold = True  # whether the last gather had to wait for the disk
+        self.cold_reads = 1  # for which rows are fetched ahead: the disk was waited for
+        self.behind: DropBehind | None = None
         flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
         self._memory = mmap.mmap(-1, self._size, flags=flags, prot=mmap.PROT_READ)
         first = np.frombuffer(self._memory, np.uint8, 1)
         self._base = first.__array_interface__["data"][0]
+        if drops_behind:
+            self.behind = DropBehind(shards, self.offsets, self._memory)
 
     def map_all(self, shard_ids: np.ndarray) -> None:
         """Maps the shards that are not mapped yet."""
         if not self._is_mapped[shard_ids].all():
             for k in sorted(set(shard_ids.tolist())):
                 self.map(k)
-
-    def is_mapped(self, k: int) -> bool:
-        """Whether shard `k` is mapped."""
-        return bool(self._is_mapped[k])
 
     def map(self, k: int) -> None:
         """Maps shard `k` if it is not mapped yet.
@@ -74,9 +74,12 @@ class Region:
 
     def bytes(self, k: int, begin: int, end: int) -> np.ndarray:
         """A copy of bytes [begin, end) of shard `k`, which is mapped."""
-        at = int(self.offsets[k])
-        raw = np.frombuffer(self._memory, np.uint8, end - begin, at + begin)
-        return raw.copy()
+        return self.view(k, begin, end).copy()
+
+    def view(self, k: int, begin: int, end: int) -> np.ndarray:
+        """Bytes [begin, end) of shard `k`, which is mapped, read-only."""
+        at = int(self.offsets[k]) + begin
+        return np.frombuffer(self._memory, np.uint8, end - begin, at)
 
     def will_need(self, begin: int, end: int) -> None:
         """Has the kernel read bytes [begin, end) of the region, without waiting."""

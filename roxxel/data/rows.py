@@ -8,13 +8,18 @@ import numpy as np
 from roxxel.data import dtypes
 
 if TYPE_CHECKING:
+    from roxxel.data.lazy_check import LazyCheck
     from roxxel.data.reader import ShardReader
 
 _GATHER_BYTES = 1 << 18  # a cast works on pieces that stay in the cache
-# a gather slower than this waits for the disk: then rows are fetched ahead, for the
-# page cache that would cost more than the gather
+# a gather slower than this waits for the disk: then rows are fetched ahead for a while,
+# for the page cache that would cost more than the gather
 _COLD_SECS = 5e-4
 _COLD_BYTES_PER_SEC = 250e6
+_COLD_READS = 64
+_AHEAD_BYTES = 8 << 20  # under way at once: disks answer many requests in parallel
+_AHEAD_ROWS = 512
+_KEPT_SPANS = 1 << 18
 _ALIGNED_BYTES = 1 << 20  # from here on a copy by jax costs more than aligning
 
 
@@ -48,6 +53,8 @@ class RowWindow:
             self._starts, self._width
         )
         self._has_crossing = bool(self._crossing.any())
+        self._is_asked: np.ndarray | None = None  # for, of the kernel; each row
+        self._spans: np.ndarray | None = None  # of checksums; each row
         self._windows = self._region.windows(reader.dtype, self._width)
         self._tiles, self._tile_ids, self._min_aligned_rows = None, row_ids, 0
         if len(reader.shards) == 1 and overlap == 0:  # rows tile the file
@@ -66,29 +73,58 @@ class RowWindow:
             ValueError: A value does not fit the dtype; names it.
             ShardFormatError: The data are checked and damaged.
         """
-        if not self._region.is_all_mapped:
-            self._region.map_all(self._shard_ids[start:stop])
-        if self._region.is_cold:
+        region = self._region
+        if not region.is_all_mapped:
+            region.map_all(self._shard_ids[start:stop])
+        if region.cold_reads:
             self._look_ahead(start, stop)
         if self._reader.check:
-            size = self._reader.dtype.itemsize
-            shard_ids, at = self._shard_ids[start:stop], self._at[start:stop]
-            self._reader.check.check_rows(shard_ids, at * size, self._width * size)
+            self._check(self._reader.check, start, stop)
         begin = time.perf_counter()
         out = self._gather(start, stop)
         seconds = time.perf_counter() - begin
-        self._region.is_cold = seconds > _COLD_SECS + out.nbytes / _COLD_BYTES_PER_SEC
+        if seconds > _COLD_SECS + out.nbytes / _COLD_BYTES_PER_SEC:
+            region.cold_reads = _COLD_READS
+        elif region.cold_reads:
+            region.cold_reads -= 1
+        if region.behind:
+            size = self._reader.dtype.itemsize
+            at = self._at[start:stop] * size
+            region.behind.add(self._shard_ids[start:stop], at, self._width * size)
         return out
 
     def _look_ahead(self, start: int, stop: int) -> None:
-        """Has the kernel fetch these rows and those of the next batch, all at once."""
+        """Has the kernel fetch these rows and those of the next batches, all at once.
+
+        Each row once, and only the rows that the caller reads of every batch.
+        """
+        row_bytes = self._width * self._reader.dtype.itemsize
+        rows = min(_AHEAD_BYTES // row_bytes, _AHEAD_ROWS)
+        batches = 1 + max(1, rows // max(1, stop - start))
         stride = self.batch_size or stop - start
+        if self._is_asked is None:
+            self._is_asked = np.zeros(len(self), bool)
+        ids = np.arange(start, stop) + stride * np.arange(batches)[:, None]
+        ids = ids[ids < len(self)]
+        ids = ids[~self._is_asked[ids]]
+        self._is_asked[ids] = True
+        self._region.map_all(self._shard_ids[ids])
+        for at in (self._at[ids] * self._reader.dtype.itemsize).tolist():
+            self._region.will_need(at, at + row_bytes)
+
+    def _check(self, check: "LazyCheck", start: int, stop: int) -> None:
+        """Compares rows with their checksums where that was not done before."""
+        if self._spans is not None:
+            check.check_spans(self._spans[start:stop])
+            return
         size = self._reader.dtype.itemsize
-        for first in (start, start + stride):
-            run = slice(first, first + stop - start)
-            for k, at in zip(self._shard_ids[run], self._at[run].tolist(), strict=True):
-                if self._region.is_mapped(k):
-                    self._region.will_need(at * size, (at + self._width) * size)
+        begins, row_bytes = self._at * size, self._width * size
+        if len(self) * (2 + row_bytes // 4096) <= _KEPT_SPANS:
+            self._spans = check.spans(self._shard_ids, begins, row_bytes)
+            check.check_spans(self._spans[start:stop])
+        else:
+            run = slice(start, stop)
+            check.check_spans(check.spans(self._shard_ids[run], begins[run], row_bytes))
 
     def _gather(self, start: int, stop: int) -> np.ndarray:
         if self._has_crossing and self._crossing[start:stop].any():
