@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from roxxel.config.registry import experiment as experiment
+    from roxxel.data.aligned import AlignedStream as AlignedStream
+    from roxxel.data.mixture_stream import MixtureStream as MixtureStream
+    from roxxel.data.phases import Phase as Phase
     from roxxel.data.stream import RoxxelStream as RoxxelStream
     from roxxel.dataset import Roxxel as Roxxel
     from roxxel.errors import ConfigError as ConfigError
@@ -18,8 +21,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULE_OF_NAME = {
+    "AlignedStream": "roxxel.data.aligned",
     "ConfigError": "roxxel.errors",
     "Logger": "roxxel.logger",
+    "MixtureStream": "roxxel.data.mixture_stream",
+    "Phase": "roxxel.data.phases",
     "Roxxel": "roxxel.dataset",
     "RoxxelStream": "roxxel.data.stream",
     "ShardFormatError": "roxxel.errors",
@@ -27,8 +33,11 @@ _MODULE_OF_NAME = {
 }
 
 __all__ = [
+    "AlignedStream",
     "ConfigError",
     "Logger",
+    "MixtureStream",
+    "Phase",
     "Roxxel",
     "RoxxelStream",
     "ShardFormatError",

@@ -11,6 +11,7 @@ from roxxel.data import dtypes, order, steps
 from roxxel.errors import ConfigError
 
 if TYPE_CHECKING:
+    from roxxel.data.placement import Placement
     from roxxel.dataset import Roxxel
 
 _ORDER_WINDOW = 8192  # positions that are permuted at once: 0.3 ms
@@ -79,6 +80,34 @@ def row_elements(dataset: "Roxxel", seq_len: int | None, overlap: int) -> int:
             f" overlap out, got {seq_len!r} and {overlap!r}."
         )
     return math.prod(shape)
+
+
+def placement_of(
+    sharding,
+    *,
+    batch_size: int,
+    seq_len: int,
+    overlap: int,
+    item_shape: tuple[int, ...],
+    dtype: np.dtype,
+) -> "Placement":
+    """How batches get on the devices of a jax sharding.
+
+    Raises:
+        ConfigError: They do not divide over the devices.
+    """
+    from roxxel.data import placement  # needs jax
+
+    names = [f"batch {batch_size}"]
+    width = seq_len + overlap
+    if item_shape:
+        names += [f"item dimension of {size}" for size in item_shape]
+    else:
+        row = f"(seq_len {seq_len} + overlap {overlap})"
+        names.append(f"row of {width} elements {row}")
+    shape = (batch_size, *(item_shape or (width,)))
+    placement.check_divides(sharding, names, shape)
+    return placement.Placement(sharding, shape, dtype)
 
 
 def resolve_dtype(dataset: "Roxxel", dtype) -> np.dtype:

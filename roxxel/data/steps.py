@@ -2,6 +2,7 @@
 
 import dataclasses
 import operator
+from collections.abc import Sequence
 
 from roxxel.errors import ConfigError
 
@@ -47,6 +48,34 @@ class Span:
     stop: int | None
     batch_size: int
     seq_len: int
+
+
+def tokens_before(spans: Sequence[Span], step: int) -> int:
+    """Elements predicted in the first `step` steps, `step` within the spans."""
+    total = 0
+    for span in spans:
+        stop = step if span.stop is None else min(step, span.stop)
+        total += max(0, stop - span.start) * span.batch_size * span.seq_len
+    return total
+
+
+def steps_for(spans: Sequence[Span], tokens: int) -> int:
+    """The fewest steps that predict `tokens` elements.
+
+    Raises:
+        ConfigError: All spans together predict fewer.
+    """
+    for span in spans:
+        step_tokens = span.batch_size * span.seq_len
+        before = tokens_before(spans, span.start)
+        step = span.start + -(-(tokens - before) // step_tokens)
+        if span.stop is None or step <= span.stop:
+            return step
+    last = spans[-1].stop or 0
+    raise ConfigError(
+        f"{tokens} tokens are more than the {tokens_before(spans, last)} of all"
+        f" {last} steps of the stream."
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

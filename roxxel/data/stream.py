@@ -4,12 +4,12 @@ A batch is a function of (data, seed, epoch, step) and of the sizes: never of pr
 devices, threads or prefetch. jax is imported only when batches are placed on devices.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from roxxel.data import order, steps
+from roxxel.data import batches, order, steps
 from roxxel.data.batches import Batches, fixed_shape, resolve_dtype, row_elements
-from roxxel.data.prefetch import Prefetcher
+from roxxel.data.streaming import StepStream, check_same
 from roxxel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SAME_ON_RESUME = ("seed", "seq_len", "overlap", "fingerprint")
 
 
-class RoxxelStream:
+class RoxxelStream(StepStream):
     """Batches [batch_size, seq_len + overlap] in a shuffled order that needs no memory.
 
     Row i of the data is elements [i * seq_len, (i + 1) * seq_len + overlap); in every
@@ -91,15 +91,12 @@ class RoxxelStream:
         self.dtype = resolve_dtype(dataset, dtype)
         self._placement: Placement | None = None
         if mesh is not None or data_sharding is not None:
-            self._placement = self._placed(mesh, data_sharding)
-        self._given_prefetch = prefetch
-        if prefetch is None:
-            prefetch = 2 if self._placement else 0
-        self.prefetch = steps.not_negative("prefetch", prefetch)
-        self._next_step = self._grid.start_step
-        self._end_step = self._grid.end_step
-        self._iterator: Prefetcher | Generator | None = None
-        self._is_closed = False
+            self._put_on(mesh, data_sharding)
+        super().__init__(
+            start_step=self._grid.start_step,
+            end_step=self._grid.end_step,
+            prefetch=prefetch,
+        )
 
     @property
     def batch_size(self) -> int:
@@ -117,102 +114,18 @@ class RoxxelStream:
         return self._grid.epochs
 
     @property
-    def start_step(self) -> int:
-        """First step of the iteration."""
-        return self._grid.start_step
-
-    @property
     def steps_per_epoch(self) -> int:
         """Whole batches of an epoch."""
         return self._grid.steps_per_epoch
-
-    @property
-    def planned_steps(self) -> int | None:
-        """Steps that the stream itself fixes; None: as many as are asked for."""
-        return None
 
     def spans(self) -> tuple[steps.Span, ...]:
         """The steps of one batch shape each; here a single one without end."""
         return (steps.Span(0, None, self.batch_size, self.seq_len),)
 
-    def tokens(self, step: int) -> int:
-        """Elements predicted in the first `step` steps."""
-        return steps.not_negative("step", step) * self.batch_size * self.seq_len
-
-    def steps_for(self, tokens: int) -> int:
-        """The fewest steps that predict `tokens` elements."""
-        return -(-steps.not_negative("tokens", tokens) // self.tokens(1))
-
     @property
     def sharding(self) -> Any:
         """The jax sharding of the batches, None for numpy batches."""
         return self._placement.sharding if self._placement else None
-
-    def __len__(self) -> int:
-        return self._end_step - self._next_step
-
-    def __iter__(self) -> "RoxxelStream":
-        return self
-
-    def __next__(self):
-        if self._is_closed or self._next_step >= self._end_step:
-            self.close()
-            raise StopIteration
-        if self._iterator is None:
-            self._iterator = self.steps(self._next_step, self._end_step)
-        batch = next(self._iterator)
-        self._next_step += 1
-        return batch
-
-    def __enter__(self) -> "RoxxelStream":
-        return self
-
-    def __exit__(self, *exc_info) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends the iteration and joins its thread; batches stay as they are."""
-        self._is_closed = True
-        iterator, self._iterator = self._iterator, None
-        if iterator is not None:
-            iterator.close()
-
-    def batch(self, step: int):
-        """The batch of one step, also behind the end of the iteration."""
-        step = steps.not_negative("step", step)
-        return next(self._source().run(step, step + 1))
-
-    def steps(self, start: int, stop: int) -> Prefetcher | Generator:
-        """The batches of steps [start, stop) made ahead; an iterator with `close`."""
-        start = steps.not_negative("start", start)
-        stop = steps.not_negative("stop", stop)
-        run = self._source().run(start, stop)
-        return Prefetcher(run, self.prefetch) if self.prefetch else run
-
-    def place(self, mesh=None, data_sharding=None) -> "RoxxelStream":
-        """The same stream with batches on `mesh`; all devices if none is given.
-
-        Raises:
-            ConfigError: The batch does not divide over the devices.
-        """
-        if mesh is None and data_sharding is None:
-            from roxxel.data import placement
-
-            mesh = placement.all_devices()
-        return RoxxelStream(
-            self.dataset,
-            seq_len=self.seq_len,
-            batch_size=self.batch_size,
-            seed=self.seed,
-            start_step=self._next_step,
-            epoch=self.epoch,
-            epochs=self.epochs,
-            overlap=self.overlap,
-            dtype=self.dtype,
-            mesh=mesh,
-            data_sharding=data_sharding,
-            prefetch=self._given_prefetch,
-        )
 
     def position(self, step: int) -> dict:
         """Where the data stand after `step` completed steps, as plain JSON values.
@@ -246,16 +159,10 @@ class RoxxelStream:
             ConfigError: No step begins there, or seed, seq_len, overlap or data are
                 others; names what was saved and what is now.
         """
-        now = self.position(0)
-        for name in _SAME_ON_RESUME:
-            if position[name] != now[name]:
-                raise ConfigError(
-                    f"{name} was {position[name]!r} when the position was saved and is"
-                    f" {now[name]!r} now; resume with the saved one or start anew."
-                )
+        check_same(position, self.position(0), _SAME_ON_RESUME)
         return self._grid.step_at(position["epoch"], position["rows_in_epoch"])
 
-    def _source(self) -> Batches:
+    def _runner(self) -> Callable[[int, int], Generator]:
         return Batches(
             dataset=self.dataset,
             grid=self._grid,
@@ -265,19 +172,16 @@ class RoxxelStream:
             dtype=self.dtype,
             place=self._placement.put if self._placement else None,
             item_shape=self._item_shape,
-        )
+        ).run
 
-    def _placed(self, mesh, data_sharding) -> "Placement":
+    def _put_on(self, mesh, data_sharding) -> None:
         from roxxel.data import placement
 
-        sharding = placement.resolve_sharding(mesh, data_sharding)
-        names = [f"batch {self.batch_size}"]
-        width = self.seq_len + self.overlap
-        row = f"(seq_len {self.seq_len} + overlap {self.overlap})"
-        if self._item_shape:
-            names += [f"item dimension of {size}" for size in self._item_shape]
-        else:
-            names.append(f"row of {width} elements {row}")
-        shape = (self.batch_size, *(self._item_shape or (width,)))
-        placement.check_divides(sharding, names, shape)
-        return placement.Placement(sharding, shape, self.dtype)
+        self._placement = batches.placement_of(
+            placement.resolve_sharding(mesh, data_sharding),
+            batch_size=self.batch_size,
+            seq_len=self.seq_len,
+            overlap=self.overlap,
+            item_shape=self._item_shape,
+            dtype=self.dtype,
+        )
