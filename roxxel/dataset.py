@@ -57,7 +57,7 @@ class Roxxel:
         else:
             self._location = [os.fspath(path) for path in filepath]
         self._verify = verify
-        self._drop_behind = bool(drop_behind)
+        self._drop_behind = drop_behind
         self._reader: ShardReader | None = None
 
     def write(

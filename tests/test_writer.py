@@ -1,5 +1,6 @@
 """What `write` accepts, what it refuses, and what a failed write leaves behind."""
 
+import errno
 import os
 import pathlib
 import signal
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roxxel import ConfigError, Roxxel, ShardFormatError
-from roxxel.data import publish, writer
+from roxxel.data import publish, rox_format, writer, writer_lock
 
 
 @pytest.fixture
@@ -452,14 +453,97 @@ def test_a_failed_change_leaves_the_data_as_they_were(tmp_path, name, mode):
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
-def test_a_second_writer_of_the_same_place_is_refused(data, tmp_path):
+@pytest.mark.parametrize("mode", ["new", "skip", "append", "overwrite"])
+def test_a_second_writer_of_the_same_place_is_refused(data, tmp_path, mode):
+    """Field report 10: it replaces, removes and adds nothing."""
+    second = Roxxel(tmp_path / "wiki_*.rox")
+
+    def documents():
+        yield from [[1] * 10] * 5
+        before = visible(tmp_path)
+        with pytest.raises(FileExistsError, match="being written by another writer"):
+            second.write([[2]], mode=mode, block_size=8)
+        assert visible(tmp_path) == before
+        yield from [[1] * 10] * 5
+
+    data.write(documents(), block_size=8, max_shard_bytes=400)
+    assert len(data.shards) > 2
+    assert all_of(data).tolist() == [1] * 100
+    assert [n for n in visible(tmp_path) if n.startswith(".")] == []
+
+
+def test_without_locks_a_name_is_given_only_once(data, tmp_path, monkeypatch):
+    """On a file system without locks the first to publish stays, whole."""
+
+    def no_locks(fd, operation):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(writer_lock.fcntl, "flock", no_locks)
+
+    def documents(mode):
+        yield [1]
+        Roxxel(tmp_path / "wiki_*.rox").write([[2]], mode=mode)
+
+    with pytest.raises(FileExistsError, match="appeared while it was being written"):
+        data.write(documents("new"))
+    with pytest.raises(FileExistsError, match="appeared while it was being written"):
+        data.write(documents("append"), mode="append")
+    assert all_of(data).tolist() == [2, 2]
+    assert visible(tmp_path) == ["wiki_0000.rox", "wiki_0001.rox"]
+
+
+def test_without_hard_links_nothing_is_replaced(data, tmp_path, monkeypatch):
+    def no_links(source, target):
+        raise OSError(errno.EPERM, "no hard links")
+
+    monkeypatch.setattr(publish.os, "link", no_links)
+    data.write([[1]])
+
     def documents():
         yield [1]
-        Roxxel(tmp_path / "wiki_*.rox").write([[2]])
+        (tmp_path / "b_0000.rox").write_bytes(b"another's")
 
-    with pytest.raises(FileExistsError, match="another writer"):
-        data.write(documents())
-    assert all_of(data).tolist() == [2]
+    with pytest.raises(FileExistsError, match="appeared while it was being written"):
+        Roxxel(tmp_path / "b_*.rox").write(documents())
+    assert visible(tmp_path) == ["b_0000.rox", "wiki_0000.rox"]
+    assert (tmp_path / "b_0000.rox").read_bytes() == b"another's"
+
+
+TOKENIZER = {"name": "bpe", "fingerprint": "a1", "vocab_size": 300}
+
+
+def test_tokenizer_and_build_inputs_are_fields_of_their_own(data):
+    metadata = {"tokenizer": TOKENIZER, "build": {"files": ["a.txt"]}, "k": 1}
+    data.write([[1]], metadata=metadata)
+    extension = rox_format.read_shard(data.shards[0]).extension
+    assert extension["tokenizer"] == TOKENIZER
+    assert extension["build"] == {"files": ["a.txt"]}
+    assert extension["metadata"] == {"k": 1}
+    assert data.metadata == metadata
+    with pytest.raises(ConfigError, match=r"tokenizer is .*'vocab_size': '3'"):
+        data.write([[1]], metadata={"tokenizer": TOKENIZER | {"vocab_size": "3"}})
+
+
+@pytest.mark.parametrize("other", [TOKENIZER | {"fingerprint": "b2"}, "bytes"])
+def test_append_of_another_tokenizer_is_refused_naming_both(data, other):
+    data.write([[1]], metadata={"tokenizer": TOKENIZER})
+    with pytest.raises(
+        ConfigError, match=r"tokenizer .* with tokenizer .*'a1'"
+    ) as info:
+        data.write([[2]], metadata={"tokenizer": other}, mode="append")
+    assert ("b2" in str(info.value)) or ("'bytes'" in str(info.value))
+    data.write([[2]], metadata={"tokenizer": TOKENIZER}, mode="append")
+    data.write([[3]], metadata={"k": 1}, mode="append")
+    assert all_of(data).tolist() == [1, 2, 3]
+    extension = rox_format.read_shard(data.shards[2]).extension
+    assert extension["tokenizer"] == TOKENIZER  # what is not named is the same
+    assert extension["metadata"] == {"k": 1}
+
+
+def test_append_to_data_of_no_named_tokenizer_names_that(data):
+    data.write([[1]])
+    with pytest.raises(ConfigError, match=r"'bpe'.* written with tokenizer None"):
+        data.write([[2]], metadata={"tokenizer": TOKENIZER}, mode="append")
 
 
 KILLED = """

@@ -67,7 +67,7 @@ class DropBehind:
 
 
 def _page_runs(begins: np.ndarray, ends: np.ndarray) -> list[list[int]]:
-    """Runs of whole pages that cover all of them, as [begin, end) in ascending order."""
+    """Runs of whole pages that cover all of them, [begin, end) in ascending order."""
     begins = begins // mmap.PAGESIZE * mmap.PAGESIZE
     ends = -(-ends // mmap.PAGESIZE) * mmap.PAGESIZE
     order = np.argsort(begins, kind="stable")

@@ -16,7 +16,10 @@ the body lists them. Version 1 lists none, and its readers skip what is there; v
     pad         the element that fills the last block
     shard       number of this shard within the write that made it, from 0
     last        whether the write ended with this shard
-    metadata    whatever the caller of `write` gave
+    tokenizer   what made the elements: an object with "name" and, where known,
+                "fingerprint" (text) and "vocab_size"; left out where none was named
+    build       what the data were built from, an object; left out where not known
+    metadata    whatever else the caller of `write` gave
     sections    [name, bytes] of every binary section (version 2)
     sums        what the section "sums" holds (version 2), an object:
         kind        "crc32": little-endian uint32, the CRC-32 of zlib, gzip and PNG
@@ -33,6 +36,7 @@ import zlib
 
 import numpy as np
 
+PROVENANCE = ("tokenizer", "build")  # given to `write` in metadata, fields of their own
 MAGIC = b"ROXXEXT\0"
 VERSION = 2
 
@@ -86,6 +90,33 @@ def read(fd: int, begin: int, size: int) -> tuple[dict, dict[str, tuple[int, int
     return body, _sections(body, begin, room) if version > 1 else {}
 
 
+def split_metadata(metadata: dict) -> dict:
+    """The fields of the body that hold what was given as `metadata`."""
+    own = {k: v for k, v in metadata.items() if k in PROVENANCE and isinstance(v, dict)}
+    return own | {"metadata": {k: v for k, v in metadata.items() if k not in own}}
+
+
+def joined_metadata(body: dict) -> dict:
+    """What was given as `metadata`, from the fields of the body."""
+    found = body.get("metadata")
+    joined = dict(found) if isinstance(found, dict) else {}
+    return joined | {key: body[key] for key in PROVENANCE if key in body}
+
+
+def check_tokenizer(tokenizer: dict) -> None:
+    """Whether the description of a tokenizer is one.
+
+    Raises:
+        ValueError: It is not; says what was found and expected.
+    """
+    kinds = {"name": str, "fingerprint": str | None, "vocab_size": int | None}
+    if any(not isinstance(tokenizer.get(key), kind) for key, kind in kinds.items()):
+        raise ValueError(
+            f"tokenizer is {tokenizer!r:.200}, expected the texts name and fingerprint"
+            " and the int vocab_size"
+        )
+
+
 def check(
     body: dict, sections: dict, records: int, payload: int, dtype: np.dtype
 ) -> None:
@@ -98,6 +129,7 @@ def check(
         _check_elements(body, records, payload, dtype)
         _check_item_shape(body.get("item_shape", []), body["block_bytes"], dtype)
         _check_sums(body.get("sums"), sections.get("sums"), payload)
+        _check_rest(body)
 
 
 def _parse_body(raw: bytes, crc: int) -> dict:
@@ -174,6 +206,29 @@ def _check_item_shape(shape, block_bytes: int, dtype: np.dtype) -> None:
             f"its extension has items {shape!r:.60} of {dtype.name} in records of"
             f" {block_bytes} bytes, expected {expected}"
         )
+
+
+def _check_rest(body: dict) -> None:
+    """What is stated for people and for further writes."""
+    shard, is_last = body.get("shard", 0), body.get("last", True)
+    if type(shard) is not int or shard < 0 or type(is_last) is not bool:
+        raise ValueError(
+            f"its extension has shard {shard!r:.60} and last {is_last!r:.60}, expected"
+            " a number of at least 0 and true or false"
+        )
+    separator, pad = body.get("separator"), body.get("pad", 0)
+    values = [0] if separator is None else separator
+    is_fine = isinstance(values, list) and len(values) > 0
+    is_fine = is_fine and all(type(x) in (int, float, bool) for x in [pad, *values])
+    if not is_fine:
+        raise ValueError(
+            f"its extension has separator {separator!r:.60} and pad {pad!r:.60},"
+            " expected a list of numbers, or null, and a number"
+        )
+    wrong = [k for k in PROVENANCE if k in body and not isinstance(body[k], dict)]
+    if wrong:
+        raise ValueError(f"its extension has a {wrong[0]} that is no object")
+    check_tokenizer(body.get("tokenizer", {"name": ""}))
 
 
 def _is_range(noted, limits: np.iinfo) -> bool:

@@ -42,6 +42,12 @@ class Layout:
             json.dumps(self.metadata)
         except (TypeError, ValueError) as err:
             raise ConfigError(f"metadata must be plain JSON values: {err}.") from err
+        tokenizer = self.metadata.get("tokenizer")
+        if isinstance(tokenizer, dict):
+            try:
+                extension_format.check_tokenizer(tokenizer)
+            except ValueError as err:
+                raise ConfigError(f"metadata: {err}.") from err
 
     @property
     def is_ragged(self) -> bool:
@@ -92,12 +98,12 @@ class Layout:
         return len(longest) + size_of_section + rox_format.FOOTER_02.size
 
     def extension(self, dtype: np.dtype, **facts) -> dict:
-        """The JSON body of a shard's extension; see `rox_format`."""
+        """The JSON body of a shard's extension; see `extension_format`."""
         return {
             "dtype": dtype.name,
             "block_bytes": self.block_bytes(dtype),
             "item_shape": list(self.item_shape),
-            "metadata": self.metadata,
+            **extension_format.split_metadata(self.metadata),
             **facts,
         }
 

@@ -6,7 +6,15 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from roxxel.data import items, paths, publish, resume, rox_format
+from roxxel.data import (
+    extension_format,
+    items,
+    paths,
+    publish,
+    resume,
+    rox_format,
+    writer_lock,
+)
 from roxxel.data.layout import Layout
 from roxxel.data.reader import ShardReader
 from roxxel.data.writer import write_shards
@@ -39,8 +47,18 @@ def write(
         )
     target = paths.write_target(location, numbered=layout.max_shard_bytes is not None)
     os.makedirs(target.directory or ".", exist_ok=True)
-    publish.finish_publishing(target)
-    publish.remove_leftovers(target)
+    if is_resumed or mode == "skip":
+        existing = paths.find(location)
+        is_settled = not os.path.exists(target.journal)
+        if existing and is_settled and is_complete(read_shards(existing)):
+            return  # also where nothing may be written
+    with writer_lock.alone(target):
+        publish.finish_publishing(target)
+        publish.remove_leftovers(target)
+        _write_alone(location, documents, layout, target, mode, is_resumed)
+
+
+def _write_alone(location, documents, layout, target, mode, is_resumed) -> None:
     existing = paths.find(location)
     if is_resumed:
         _resume(documents, layout, target, existing)
@@ -94,7 +112,6 @@ def _resume(documents, layout: Layout, target: paths.Target, existing: list[str]
     if existing and is_complete(shards):
         return
     resume.check_shards(shards, target)
-    resume.check_alone(target)
     write_shards(documents, layout, target=target, stored=shards)
 
 
@@ -112,15 +129,19 @@ def _append(documents, layout: Layout, target: paths.Target, existing: list[str]
         write_shards(documents, layout, target=target, first_number=number, stale=[])
     else:
         prefix = _pieces(shards) if layout.dtype is not None else ()
-        write_shards(documents, layout, target=target, prefix=prefix, stale=[])
+        write_shards(documents, layout, target=target, prefix=prefix, stale=existing)
 
 
 def _layout_of_append(shards: list[rox_format.Shard], layout: Layout) -> Layout:
     """`layout` with what the shards that are there have fixed."""
     filled = [s for s in shards if s.records]
-    metadata = layout.metadata or metadata_of(shards)
+    metadata = metadata_of(shards)
     if not filled:
-        return dataclasses.replace(layout, metadata=metadata)
+        return dataclasses.replace(layout, metadata=metadata | layout.metadata)
+    _check_tokenizer(layout.metadata.get("tokenizer"), filled[-1])
+    if layout.metadata:
+        kept = {key: metadata[key] for key in metadata if key == "tokenizer"}
+        metadata = layout.metadata | kept
     dtype, extension = filled[-1].dtype, filled[-1].extension
     item_shape = rox_format.item_shape(filled[-1])
     if layout.item_shape not in ((), item_shape):
@@ -149,8 +170,17 @@ def _layout_of_append(shards: list[rox_format.Shard], layout: Layout) -> Layout:
 
 def metadata_of(shards: list[rox_format.Shard]) -> dict:
     """What the caller of `write` stored with the data, {} if nothing."""
-    found = shards[0].extension.get("metadata") if shards else None
-    return found if isinstance(found, dict) else {}
+    return extension_format.joined_metadata(shards[0].extension) if shards else {}
+
+
+def _check_tokenizer(now, shard: rox_format.Shard) -> None:
+    """Appended ids must come from the same tokenizer; one not named is the same."""
+    before = extension_format.joined_metadata(shard.extension).get("tokenizer")
+    if now is not None and now != before:
+        raise ConfigError(
+            f"cannot append ids of tokenizer {now!r:.200} to {shard.path}, written"
+            f" with tokenizer {before!r:.200}; use the same or mode='overwrite'."
+        )
 
 
 def _same(separator: np.ndarray | None, theirs, dtype: np.dtype) -> bool:

@@ -56,6 +56,12 @@ class Target:
         name = f".{self.prefix}{self.suffix}.swap"
         return os.path.join(self.directory, name)
 
+    @property
+    def lock(self) -> str:
+        """Path of the file that the one writer of this data set holds a lock on."""
+        name = f".{self.prefix}{self.suffix}.lock"
+        return os.path.join(self.directory, name)
+
 
 def natural_key(path: str) -> tuple[list, str]:
     """Sort key by which part2 comes before part10."""

@@ -33,15 +33,31 @@ def publish_one(part: str, path: str) -> None:
     try:
         os.link(part, path)
     except FileExistsError as err:
-        raise paths.ShardsExistError(
-            f"{path} appeared while it was being written: another writer writes the"
-            " same data set. Write to another place or wait for it."
-        ) from err
+        raise _appeared(path) from err
     except OSError:  # a file system without hard links
+        check_free([path])
         os.rename(part, path)
     else:
         os.unlink(part)
     sync_directory(path)
+
+
+def check_free(files: list[str]) -> None:
+    """Refuses to go on where one of `files` is there already.
+
+    Raises:
+        paths.ShardsExistError: Another writer was faster.
+    """
+    for path in files:
+        if os.path.lexists(path):
+            raise _appeared(path)
+
+
+def _appeared(path: str) -> paths.ShardsExistError:
+    return paths.ShardsExistError(
+        f"{path} appeared while it was being written: another writer writes the"
+        " same data set. Write to another place or wait for it."
+    )
 
 
 def publish_all(target: paths.Target, parts: list, stale: list[str]) -> None:
@@ -89,12 +105,12 @@ def finish_publishing(target: paths.Target) -> None:
 
 def remove_leftovers(target: paths.Target) -> None:
     """Removes unfinished shards of this data set whose writer has died."""
-    for part in unfinished_parts(target):
-        if _writer(part)["host"] == _host() and not is_being_written(part):
+    for part in _unfinished_parts(target):
+        if _writer(part)["host"] == _host() and not _is_being_written(part):
             _remove(part)
 
 
-def unfinished_parts(target: paths.Target) -> list[str]:
+def _unfinished_parts(target: paths.Target) -> list[str]:
     """Paths of the hidden files of this data set's writes that did not finish yet."""
     parts = []
     for name in os.listdir(target.directory or "."):
@@ -105,7 +121,7 @@ def unfinished_parts(target: paths.Target) -> list[str]:
     return parts
 
 
-def is_being_written(part: str) -> bool:
+def _is_being_written(part: str) -> bool:
     """Whether the writer of a hidden file lives on this machine."""
     writer = _writer(part)
     pid = int(writer["pid"])

@@ -8,7 +8,7 @@ in the middle of a document if need be. Whatever differs is refused.
 
 import json
 
-from roxxel.data import paths, publish, rox_format
+from roxxel.data import extension_format, paths, rox_format
 from roxxel.errors import ConfigError
 
 
@@ -31,20 +31,6 @@ def check_shards(shards: list[rox_format.Shard], target: paths.Target) -> None:
             )
 
 
-def check_alone(target: paths.Target) -> None:
-    """Refuses to go on with what another writer is writing just now.
-
-    Raises:
-        paths.ShardsExistError: Names its unfinished file.
-    """
-    for part in publish.unfinished_parts(target):
-        if publish.is_being_written(part):
-            raise paths.ShardsExistError(
-                f"cannot resume: {part} is being written by another writer of the same"
-                " data set; wait for it or stop it."
-            )
-
-
 def check_same(shard: rox_format.Shard, facts: dict) -> None:
     """Refuses items that would make another shard than the one that is there.
 
@@ -55,7 +41,8 @@ def check_same(shard: rox_format.Shard, facts: dict) -> None:
     Raises:
         ConfigError: Names the shard and the first difference.
     """
-    for name, now in facts.items():
+    for name in dict.fromkeys([*facts, *extension_format.PROVENANCE]):
+        now = facts.get(name)
         stored = shard.extension.get(name)
         if name == "sums" or _plain(stored) == _plain(now):
             continue

@@ -50,6 +50,8 @@ def write_shards(
     try:
         pack(documents, layout, sink, prefix)
         sink.finish()
+        if stale is not None:
+            publish.check_free([f for _, f in sink.parts if f not in stale])
     except BaseException:
         sink.discard()
         raise
