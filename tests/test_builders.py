@@ -18,7 +18,7 @@ import sysconfig
 import pytest
 
 from roxxel import builders
-from roxxel.building import cache, splits
+from roxxel.building import cache, encode
 from roxxel.errors import ConfigError
 
 ROOT = str(pathlib.Path(__file__).parent.parent)
@@ -40,10 +40,13 @@ def cached(tmp_path):
     return names
 
 
-def content(data_set) -> bytes:
+def content(data_set, last: bytes = b"\0") -> bytes:
+    """All bytes but the separator `last` behind the last document."""
     with data_set as opened:
         assert str(opened.dtype) == "uint8"
-        return opened.elements(0, opened.num_elements).tobytes()
+        raw = opened.elements(0, opened.num_elements).tobytes()
+    assert raw.endswith(last)
+    return raw[: len(raw) - len(last)]
 
 
 def write(path: pathlib.Path, text: str | bytes) -> pathlib.Path:
@@ -71,7 +74,7 @@ def test_library_sources_are_the_documented_corpus():
         is_heldout = int(digest[:8], 16) % 20 == 0
         sides["heldout" if is_heldout else "train"].append(path.read_bytes())
     for split, files in sides.items():
-        text = content(builders.python_library_sources(split))
+        text = content(builders.python_library_sources(split), b"")
         assert text == b"\0".join(files)
         text.decode("utf-8")
         if platform.python_version() == "3.11.7":
@@ -105,7 +108,7 @@ def test_a_library_elsewhere_with_equal_files_has_the_same_fingerprint(tmp_path)
             root=tmp_path / name, cache_dir=tmp_path / f"cache-{name}"
         )
         fingerprints.append((made.fingerprint(), made.metadata["content_sha256"]))
-        assert b"no" not in content(made)
+        assert b"no" not in content(made, b"")
     assert fingerprints[0] == fingerprints[1]
 
 
@@ -114,7 +117,8 @@ def test_sources_in_another_coding_become_utf8(tmp_path):
         write(
             tmp_path / f"m{i}.py", "# -*- coding: latin-1 -*-\n'é'\n".encode("latin-1")
         )
-    assert "'é'" in content(builders.python_library_sources(root=tmp_path)).decode()
+    made = builders.python_library_sources(root=tmp_path)
+    assert "'é'" in content(made, b"").decode()
 
 
 def test_a_python_without_sources_is_a_config_error(tmp_path):
@@ -141,14 +145,16 @@ def test_files_are_documents_in_path_order_by_number(tmp_path):
         [tmp_path / "in/d.txt", str(tmp_path / "in/a*.txt"), tmp_path / "in/a2.txt"],
         separator="<|end|>",
     )
-    assert content(several) == "two 日本 🚀<|end|>ten\r\n".encode()
+    text = "two 日本 🚀<|end|>ten\r\n".encode()
+    assert content(several, b"<|end|>") == text
 
 
 def test_lines_are_documents_without_their_ends(tmp_path):
     write(tmp_path / "a.txt", "one\r\n\r\ntwo\n\nthree\u2028still three")
     write(tmp_path / "b.txt", "four\n")
     made = builders.text_files(tmp_path / "*.txt", unit="line", separator=b"\n")
-    assert content(made) == "one\ntwo\nthree\u2028still three\nfour".encode()
+    text = "one\ntwo\nthree\u2028still three\nfour".encode()
+    assert content(made, b"\n") == text
 
 
 @pytest.mark.parametrize("unit", ["file", "line"])
@@ -192,7 +198,7 @@ def test_compressed_files(suffix, compress, tmp_path):
     packed = compress("zipped é\n".encode() * 1000)
     path = write(tmp_path / f"a.txt{suffix}", packed)
     made = builders.text_files(path, unit="line", separator="")
-    assert content(made) == "zipped é".encode() * 1000
+    assert content(made, b"") == "zipped é".encode() * 1000
     write(path, packed[:-20])
     with pytest.raises(ConfigError, match=re.escape(f"{path}: cannot be read")):
         builders.text_files(path)
@@ -243,14 +249,14 @@ def test_a_split_divides_documents_by_content_in_one_build(tmp_path, cached):
         split: builders.text_files(tmp_path / "a.txt", split=split, **options)
         for split in ("train", "heldout")
     }
-    sides = {k: content(v).decode().split("\n") for k, v in made.items()}
+    sides = {k: content(v, b"\n").decode().split("\n") for k, v in made.items()}
     assert 320 < len(sides["heldout"]) < 480
     assert sorted(sides["train"] + sides["heldout"]) == sorted(lines)
     assert sides["train"] == [line for line in lines if line in set(sides["train"])]
     assert len(cached()) == 1
     write(tmp_path / "b.txt", "\n".join(reversed(lines)))  # elsewhere, the same side
     other = builders.text_files(tmp_path / "b.txt", split="heldout", **options)
-    assert content(other).decode().split("\n") == sides["heldout"][::-1]
+    assert content(other, b"\n").decode().split("\n") == sides["heldout"][::-1]
 
 
 def test_an_empty_side_is_an_error_that_says_why(tmp_path):
@@ -338,14 +344,13 @@ def test_an_unwritable_cache_is_a_config_error(tmp_path):
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch, cached):
     path = write(tmp_path / "a.txt", "text")
-    original = splits.write
+    original = encode.pieces
 
-    def slow_write(*args, **kwargs):
-        info = original(*args, **kwargs)
+    def slow_pieces(*args):
+        yield from original(*args)
         write(path, "other text")
-        return info
 
-    monkeypatch.setattr(splits, "write", slow_write)
+    monkeypatch.setattr(encode, "pieces", slow_pieces)
     with pytest.raises(ConfigError, match="changed while it was read"):
         builders.text_files(path)
     assert cached() == []
@@ -413,8 +418,8 @@ def test_two_processes_at_once_build_once(tmp_path, cached):
     assert "another process builds it; waiting" in waiting
     first.stdin.write("go on\n")
     first.stdin.close()
-    assert first.stdout.readline() == "read 4 15\n"
-    assert second.stdout.readline() == "read 0 15\n"
+    assert first.stdout.readline() == "read 4 16\n"
+    assert second.stdout.readline() == "read 0 16\n"
     for process in (first, second):
         assert process.wait() == 0
         process.stdout.close()

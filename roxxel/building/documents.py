@@ -1,33 +1,28 @@
-"""Documents out of text and JSON-lines files, as UTF-8 bytes.
+"""Documents out of text and JSON-lines files, as lists of UTF-8 bytes.
 
 Files that end in .gz, .bz2 or .xz are decompressed on the way. Every complaint about
 the content of a file names the file and the line.
 """
 
-import bz2
 import codecs
 import glob
-import gzip
-import hashlib
 import io
 import json
-import lzma
 import os
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, BinaryIO, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO
 
+from roxxel.building import lines
+from roxxel.building.lines import OnRead, Span
 from roxxel.data import paths as shard_paths
 from roxxel.errors import ConfigError
 
 Patterns = str | os.PathLike | Sequence[str | os.PathLike]
-OnRead = Callable[[int], None]  # gets the bytes on disk that were read so far
 
-_OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-_CHUNK_BYTES = 1 << 20
-_REPORT_EVERY_LINES = 1024
+# Their line feeds are the byte 10, and no other character holds that byte.
+_LINE_SAFE = ("utf-8", "ascii", "iso8859-1", "iso8859-15", "cp1252")
+_BATCH_LINES = 1024
 _MAX_FIELDS_SHOWN = 10
-_BROKEN = (OSError, EOFError, lzma.LZMAError, zlib.error)
 
 
 def find_files(patterns: Patterns) -> list[str]:
@@ -50,63 +45,76 @@ def states(files: Iterable[str]) -> list[tuple[str, int, int]]:
     return [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
 
 
-def content_hash(files: Iterable[str], on_read: OnRead) -> str:
-    """Hash of the bytes of all files in this order, wherever they lie."""
-    digest = hashlib.blake2b(digest_size=16)
-    done = 0
-    for path in files:
-        try:
-            with open(path, "rb") as file:
-                while chunk := file.read(_CHUNK_BYTES):
-                    digest.update(chunk)
-                    done += len(chunk)
-                    on_read(done)
-        except OSError as err:
-            raise ConfigError(f"{path}: cannot be read: {err.strerror}.") from err
-        digest.update(f"|{done}|".encode())
-    return digest.hexdigest()
+def is_line_safe(encoding: str) -> bool:
+    """Whether text in `encoding` can be cut behind any line feed byte."""
+    return codecs.lookup(encoding).name in _LINE_SAFE
 
 
-def text_documents(
-    files: Iterable[str], *, unit: str, encoding: str, errors: str, on_read: OnRead
-) -> Iterator[bytes]:
-    """One document a file (its text as it is) or a line (without its end)."""
-    for path, stream, report in _opened(files, on_read):
-        try:
-            if unit == "file":
-                yield _whole_text(stream, encoding, errors)
-                report()
-                continue
-            lines = io.TextIOWrapper(stream, encoding, errors)
-            for number, line in enumerate(lines, 1):
-                yield _encode(line.rstrip("\n"), path, number, errors)
-                if number % _REPORT_EVERY_LINES == 0:
-                    report()
-        except UnicodeDecodeError as err:
-            number = _line_of_error(path, encoding)
-            raise ConfigError(
-                f"{path}:{number}: not {encoding} text ({err.reason}): give another "
-                "encoding=, or errors='replace'."
-            ) from err
-        except _BROKEN as err:
-            raise ConfigError(f"{path}: cannot be read: {err}.") from err
+def whole_text(path: str, encoding: str, errors: str) -> bytes:
+    """The text of a file as it is, in UTF-8.
+
+    Raises:
+        ConfigError: It cannot be read, or does not decode; names file and line.
+    """
+    raw, stream = lines.open_file(path)
+    try:
+        with raw:
+            if encoding == "utf-8" and errors == "strict":
+                text = stream.read()
+                str(text, "utf-8")  # only to know that it is
+                return text
+            return _whole_text(stream, encoding, errors)
+    except UnicodeDecodeError as err:
+        raise _undecodable(path, encoding, err) from err
+    except lines.BROKEN as err:
+        raise ConfigError(f"{path}: cannot be read: {err}.") from err
 
 
-def json_documents(
-    files: Iterable[str], *, field: str, errors: str, on_read: OnRead
-) -> Iterator[bytes]:
-    """The string `field` of the object on each line; blank lines are skipped."""
-    for path, stream, report in _opened(files, on_read):
-        try:
-            for number, line in enumerate(stream, 1):
-                if number % _REPORT_EVERY_LINES == 0:
-                    report()
-                if not line.isspace():
-                    item = _parse(line, path, number, errors)
-                    text = _field_of(item, field, path, number)
-                    yield _encode(text, path, number, errors)
-        except _BROKEN as err:
-            raise ConfigError(f"{path}: cannot be read: {err}.") from err
+def text_lines(
+    span: Span, encoding: str, errors: str, on_read: OnRead
+) -> Iterator[list[bytes]]:
+    """Lists of lines without their ends, which may be those of any system.
+
+    Raises:
+        ConfigError: As for `whole_text`.
+    """
+    if not is_line_safe(encoding):
+        yield from _decoded_lines(span.path, encoding, errors, on_read)
+        return
+    is_utf8 = codecs.lookup(encoding).name == "utf-8"
+    try:
+        for block in lines.blocks(span, on_read):
+            text = str(block, encoding, errors)
+            if not is_utf8 or errors != "strict":
+                block = text.encode("utf-8", errors)
+            if b"\r" in block:
+                block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+            yield block.split(b"\n")
+    except UnicodeDecodeError as err:
+        raise _undecodable(span.path, encoding, err) from err
+
+
+def json_texts(
+    span: Span, field: str, errors: str, on_read: OnRead
+) -> Iterator[list[bytes]]:
+    """Lists of the string `field` of the object on each line; blank lines are skipped.
+
+    Raises:
+        ConfigError: A line is no such object; names file and line.
+    """
+    number = 0  # of lines of the span
+    for block in lines.blocks(span, on_read):
+        texts = []
+        for line in block.split(b"\n"):
+            number += 1
+            if line and not line.isspace():
+                try:
+                    texts.append(_text_of(_parse(line, errors), field, errors))
+                except ValueError as err:
+                    at = lines.lines_before(span) + number
+                    raise ConfigError(f"{span.path}:{at}: {err}.") from err.__cause__
+        number -= block.endswith(b"\n")  # what split finds behind the last line feed
+        yield texts
 
 
 def _matches(pattern: str) -> list[str]:
@@ -126,51 +134,51 @@ def _matches(pattern: str) -> list[str]:
     return found
 
 
-def _opened(
-    files: Iterable[str], on_read: OnRead
-) -> Iterator[tuple[str, IO[bytes], Callable[[], None]]]:
-    """Each file with its decompressed stream and what reports the bytes read."""
-    done = 0
-    for path in files:
-        try:
-            raw, stream = _open(path)
-        except OSError as err:
-            raise ConfigError(f"{path}: cannot be read: {err.strerror}.") from err
-
-        def report(raw: BinaryIO = raw, done: int = done) -> None:
-            on_read(done + raw.tell())
-
-        with raw:
-            size = os.fstat(raw.fileno()).st_size
-            yield path, stream, report
-        done += size
-
-
-def _open(path: str) -> tuple[BinaryIO, IO[bytes]]:
-    """The file as it is on disk, and decompressed."""
-    opener = _OPENERS.get(os.path.splitext(path)[1].lower())
-    raw = open(path, "rb")  # noqa: SIM115
-    stream = opener(raw, "rb") if opener else raw
-    return raw, cast(IO[bytes], stream)
-
-
 def _whole_text(stream: IO[bytes], encoding: str, errors: str) -> bytes:
     """The text of `stream` in UTF-8, checked a piece at a time."""
     decoder = codecs.getincrementaldecoder(encoding)(errors)
     pieces = []
-    while chunk := stream.read(_CHUNK_BYTES):
+    while chunk := stream.read(lines.BLOCK_BYTES):
         pieces.append(decoder.decode(chunk).encode("utf-8", errors))
     pieces.append(decoder.decode(b"", final=True).encode("utf-8", errors))
     return b"".join(pieces)
+
+
+def _decoded_lines(
+    path: str, encoding: str, errors: str, on_read: OnRead
+) -> Iterator[list[bytes]]:
+    """Lines of a file in an encoding that has to be read from its beginning."""
+    raw, stream = lines.open_file(path)
+    batch = []
+    try:
+        with raw:
+            for line in io.TextIOWrapper(stream, encoding, errors):
+                batch.append(line.rstrip("\n").encode("utf-8", errors))
+                if len(batch) >= _BATCH_LINES:
+                    on_read(raw.tell())
+                    yield batch
+                    batch = []
+        yield batch
+    except UnicodeDecodeError as err:
+        raise _undecodable(path, encoding, err) from err
+    except lines.BROKEN as err:
+        raise ConfigError(f"{path}: cannot be read: {err}.") from err
+
+
+def _undecodable(path: str, encoding: str, err: UnicodeDecodeError) -> ConfigError:
+    return ConfigError(
+        f"{path}:{_line_of_error(path, encoding)}: not {encoding} text ({err.reason}): "
+        "give another encoding=, or errors='replace'."
+    )
 
 
 def _line_of_error(path: str, encoding: str) -> int:
     """Number of the first line of `path` that does not decode."""
     decoder = codecs.getincrementaldecoder(encoding)()
     number = 1
-    raw, stream = _open(path)
+    raw, stream = lines.open_file(path)
     with raw:
-        while chunk := stream.read(_CHUNK_BYTES):
+        while chunk := stream.read(lines.BLOCK_BYTES):
             try:
                 number += decoder.decode(chunk).count("\n")
             except UnicodeDecodeError as err:
@@ -179,44 +187,44 @@ def _line_of_error(path: str, encoding: str) -> int:
     return number  # the text ends within a character
 
 
-def _parse(line: bytes, path: str, number: int, errors: str) -> object:
+def _parse(line: bytes, errors: str) -> object:
     try:
-        return json.loads(line.decode("utf-8-sig", errors).rstrip())
+        if line.startswith(codecs.BOM_UTF8):
+            line = line[len(codecs.BOM_UTF8) :]
+        return json.loads(str(line, "utf-8", errors))
     except UnicodeDecodeError as err:
-        raise ConfigError(
-            f"{path}:{number}: not UTF-8 text ({err.reason} at byte {err.start} of the "
-            "line): convert it, or give errors='replace'."
+        raise ValueError(
+            f"not UTF-8 text ({err.reason} at byte {err.start} of the line): convert "
+            "it, or give errors='replace'"
         ) from err
     except json.JSONDecodeError as err:
-        raise ConfigError(
-            f"{path}:{number}: not valid JSON ({err.msg}, column {err.colno}), "
-            "expected one object a line."
+        raise ValueError(
+            f"not valid JSON ({err.msg}, column {err.colno}), expected one object a "
+            "line"
         ) from err
     except RecursionError as err:
-        raise ConfigError(f"{path}:{number}: JSON is nested too deeply.") from err
+        raise ValueError("JSON is nested too deeply") from err
 
 
-def _field_of(item: object, field: str, path: str, number: int) -> str:
+def _text_of(item: object, field: str, errors: str) -> bytes:
     if isinstance(item, dict) and isinstance(text := item.get(field), str):
-        return text
+        return _encode(text, errors)
     if not isinstance(item, dict):
-        problem = f"is a JSON {type(item).__name__}, expected an object"
-    elif field in item:
+        raise ValueError(f"is a JSON {type(item).__name__}, expected an object")
+    if field in item:
         kind = type(item[field]).__name__
-        problem = f"field {field!r} is {kind}, expected a string"
-    else:
-        names = ", ".join(map(repr, list(item)[:_MAX_FIELDS_SHOWN])) or "none"
-        problem = (
-            f"no field {field!r}; fields of this line: {names}; choose with field="
-        )
-    raise ConfigError(f"{path}:{number}: {problem}.")
+        raise ValueError(f"field {field!r} is {kind}, expected a string")
+    names = ", ".join(map(repr, list(item)[:_MAX_FIELDS_SHOWN])) or "none"
+    raise ValueError(
+        f"no field {field!r}; fields of this line: {names}; choose with field="
+    )
 
 
-def _encode(text: str, path: str, number: int, errors: str) -> bytes:
+def _encode(text: str, errors: str) -> bytes:
     try:
         return text.encode("utf-8", errors)
     except UnicodeEncodeError as err:
-        raise ConfigError(
-            f"{path}:{number}: {text[err.start]!a} is no character of UTF-8 (half of a "
-            "surrogate pair): mend the text, or give errors='replace'."
+        raise ValueError(
+            f"{text[err.start]!a} is no character of UTF-8 (half of a surrogate pair): "
+            "mend the text, or give errors='replace'"
         ) from err

@@ -12,7 +12,10 @@ class Part(Protocol):
     """A piece of a source that one process reads: a file, some rows of it.
 
     Picklable. The documents of a source are those of its parts, one part after the
-    other, whoever reads them.
+    other, whoever reads them. A part may also have
+
+    - `done`: units of `size` that its reading has passed, for progress within it;
+    - `batches()`: the same documents in lists, where that is cheaper.
     """
 
     @property
@@ -26,7 +29,15 @@ class Part(Protocol):
 
 
 class Source(Protocol):
-    """Documents in a fixed order."""
+    """Documents in a fixed order: all of them text, or all of them token ids.
+
+    A source may also have
+
+    - `kind`: "text" or "ids", so that nobody has to look at its first document;
+    - `describe()`: a dict of plain JSON values that is stored with the data, such as
+      names of files and options, free of folders and times.
+    - `check_unchanged()`: raises ConfigError when what it read has changed since.
+    """
 
     @property
     def name(self) -> str:
