@@ -5,16 +5,15 @@ Exit codes are those of `roxxel.errors`: 0 done, 2 the configuration is wrong, 3
 diverged, 42 stopped after saving (start the same command again), 1 anything else.
 """
 
-import functools
 import importlib.util
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from roxxel import allocator, distributed, errors
-from roxxel.config import arguments, failures, options, suggest
+from roxxel import allocator, errors
+from roxxel.config import arguments, failures, options, say, suggest
 from roxxel.config import workdir as workdir_lib
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _main(argv)
     except KeyboardInterrupt:
-        _say([f"{failures.PREFIX} interrupted."])
+        say.lines([f"{failures.PREFIX} interrupted."])
         return EXIT_INTERRUPTED
     except Exception as err:
         code = failures.exit_code(err)
@@ -38,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         if code is None:
             return errors.EXIT_ERROR
-        _say(failures.lines(str(err), code))
+        say.lines(failures.lines(str(err), code))
         return code
 
 
@@ -49,11 +48,11 @@ def _main(argv: list[str]) -> int:
         return _show(_about(line))
     if mode == "list" or (line.on("fdl_help") and not _names_experiment(line)):
         return _show(_listing(line))
-    _check_flags(line)
+    _check_flags(line, mode)
     found = _resolve(line)
-    if mode != "train" or line.on("fdl_help") or line.on("print_config"):
-        return _show(_printed(found, line, mode))
-    return _train(found, line, argv)
+    if line.on("fdl_help") or line.on("print_config"):
+        return _show(_described(found, line))
+    return _done(found, line, argv, mode)
 
 
 def _mode(line: arguments.CommandLine) -> str:
@@ -61,9 +60,10 @@ def _mode(line: arguments.CommandLine) -> str:
     if mode not in options.MODES:
         known = suggest.did_you_mean(mode, options.MODES, what="modes")
         raise errors.ConfigError(f"--mode={mode}: there is no such mode.{known}")
-    for flag, owner in (("path", "explain"), ("against", "diff")):
-        if line.get(flag) is not None and mode != owner:
-            raise errors.ConfigError(f"--{flag} belongs to --mode={owner}.")
+    for name, option in options.OPTIONS.items():
+        if option.modes and mode not in option.modes and line.has(name):
+            owners = " and ".join(f"--mode={owner}" for owner in option.modes)
+            raise errors.ConfigError(f"--{name} belongs to {owners}.")
     return mode
 
 
@@ -92,8 +92,10 @@ def _check_fiddle() -> None:
         )
 
 
-def _check_flags(line: arguments.CommandLine) -> None:
+def _check_flags(line: arguments.CommandLine, mode: str) -> None:
     """Check what needs no experiment, so that it ends before anything is imported."""
+    if mode == "replay":
+        _take_run(line)
     if not _names_experiment(line):
         raise errors.ConfigError(_no_experiment())
     _check_fiddle()
@@ -103,11 +105,32 @@ def _check_flags(line: arguments.CommandLine) -> None:
         workdir_lib.check_writable(path, f"--workdir={given}")
 
 
+def _take_run(line: arguments.CommandLine) -> None:
+    """The configuration of `--run` is what a replay runs, as it is."""
+    folder = line.get("run")
+    if folder is None:
+        raise errors.ConfigError(
+            "--mode=replay: give --run=DIR, the work directory of a run."
+        )
+    if _names_experiment(line) or line.directives:
+        raise errors.ConfigError(
+            f"--mode=replay runs what --run={folder} ran; take away all that names or "
+            "changes an experiment."
+        )
+    file = os.path.join(os.path.expanduser(folder), workdir_lib.CONFIG_JSON)
+    if not os.path.isfile(file):
+        raise errors.ConfigError(
+            f"--run={folder}: there is no {file}; expected the work directory of a run."
+        )
+    line.text["fdl_config_file"] = file
+
+
 def _no_experiment() -> str:
     from roxxel.config import discover
 
     names = suggest.listing(discover.names()) or "none here"
-    return f"no experiment: give --fdl_config=NAME (known: {names}).\n{options.usage()}"
+    usage = options.usage(brief=True)
+    return f"no experiment: give --fdl_config=NAME (known: {names}).\n{usage}"
 
 
 def _resolve(line: arguments.CommandLine) -> "Experiment":
@@ -115,7 +138,7 @@ def _resolve(line: arguments.CommandLine) -> "Experiment":
 
     _parse_log_flags(line.log_flags)
     found = resolve.experiment(line)
-    _say([f"roxxel: note: {note}" for note in line.notes + found.notes])
+    say.lines([f"roxxel: note: {note}" for note in line.notes + found.notes])
     return found
 
 
@@ -130,78 +153,35 @@ def _parse_log_flags(words: list[str]) -> None:
         raise errors.ConfigError(str(err)) from err
 
 
-def _printed(found: "Experiment", line: arguments.CommandLine, mode: str) -> str:
-    from roxxel.config import dump, explain, help
+def _described(found: "Experiment", line: arguments.CommandLine) -> str:
+    from roxxel.config import dump, help
 
     if line.on("fdl_help"):
         return help.overview(found)
-    if mode == "explain":
-        return explain.origins(found, line.get("path"))
-    if mode == "diff":
-        return explain.difference(found, line)
     return dump.to_text(found.config, name=found.name, source=found.source).rstrip()
 
 
-def _train(found: "Experiment", line: arguments.CommandLine, argv: list[str]) -> int:
-    from roxxel.config import record, run_info
+def _done(
+    found: "Experiment", line: arguments.CommandLine, argv: list[str], mode: str
+) -> int:
+    """Do what `mode` says; the exit code."""
+    from roxxel.config import check, drawing, explain, replay, start
 
-    given = line.get("workdir")
-    workdir = workdir_lib.choose(given, found.name)
-    flag = f"--workdir={given or workdir}"
-    workdir_lib.check_writable(workdir, flag)
-    workdir_lib.check_same_experiment(workdir, found.name, found.source, flag)
-    _check_runs(found.target, found.name)
-    distributed.initialize()
-    run = _build(found)
-    info = run_info.collect(
-        argv=argv, experiment=found.name, source=found.source, workdir=workdir
-    )
-    is_new = not workdir.exists()
-    workdir_lib.make(workdir, flag)
-    if not distributed.is_lead():
-        return _exit_code_of(run(workdir=workdir, run_info=info))
-    before = workdir_lib.snapshot(workdir)
-    _say(record.write(found, workdir, info))
-    try:
-        return _exit_code_of(run(workdir=workdir, run_info=info))
-    except errors.ConfigError:
-        workdir_lib.restore(workdir, before)  # the run that is there stays as it was
-        if is_new:
-            workdir_lib.remove_started(workdir)
-        raise
-
-
-def _check_runs(target: Any, name: str) -> None:
-    """Check that what is built can run: a class is asked before it is built."""
-    if isinstance(target, type) and not callable(getattr(target, "run", None)):
-        raise errors.ConfigError(
-            f"{name} builds an object of type {target.__name__}, which has no method "
-            "run(workdir, run_info)."
-        )
-
-
-def _build(found: "Experiment") -> Any:
-    """The `run` method of what the graph builds."""
-    import fiddle as fdl
-
-    from roxxel.config import sharing
-
-    shorten = functools.partial(sharing.canonical, found.config)
-    try:
-        built = fdl.build(found.config)
-    except Exception as err:
-        error = failures.from_build(err, shorten)
-        if error is None:
-            raise
-        raise error from err
-    _check_runs(type(built), found.name)
-    return built.run
-
-
-def _exit_code_of(result: Any) -> int:
-    if result is None:
+    if mode == "train":
+        return start.train(found, line.get("workdir"), argv)
+    if mode == "replay":
+        return replay.run(found, line, argv)
+    if mode == "check":
+        shown, problems = check.report(found, line)
+        _show(shown)
+        if problems:
+            raise errors.ConfigError("\n".join(problems))
         return errors.EXIT_OK
-    return result if isinstance(result, int) else errors.EXIT_ERROR
+    if mode == "graph":
+        return _show(drawing.draw(found, line.get("path"), line.get("output")))
+    if mode == "explain":
+        return _show(explain.origins(found, line.get("path")))
+    return _show(explain.difference(found, line))
 
 
 def _show(shown: str) -> int:
@@ -212,12 +192,6 @@ def _show(shown: str) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return errors.EXIT_OK
-
-
-def _say(lines: list[str]) -> None:
-    for line in lines:
-        sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -127,16 +127,24 @@ def test_explain_says_where_values_come_from(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     flags = ["--fdl.model.dim=9", "--fdl.model.parent.child.x=2", "--fdl_tag.Peak=1"]
     assert main_lib.main([TOY, "--mode=explain", *flags]) == 0
-    rows = [row.split("<-") for row in capsys.readouterr().out.splitlines()]
-    origin = {row[0].split(" = ")[0]: row[-1].strip() for row in rows if len(row) > 1}
-    assert origin["model.dim"] == "--fdl.model.dim=9"
-    assert origin["model.parent.child"] == "--fdl.model.parent.child.x=2"
-    assert origin["schedule.peak"] == "--fdl_tag.Peak=1"
-    assert "basic.py:" in origin["ending"]
-    assert "model.betas" not in origin  # a default
+    out = capsys.readouterr().out
+    for row, origin in [
+        ("│  ├─ dim = 9  (tag Width)", "--fdl.model.dim=9"),
+        ("│     ├─ child: toy_experiments.parts.Child", "--fdl.model.parent.child.x=2"),
+        ("├─ schedule: toy_experiments.parts.Schedule", "basic.py:"),
+        ("│  └─ peak = 1.0  (tag Peak)", "--fdl_tag.Peak=1"),
+        ("├─ evaluation: same as schedule", "basic.py:"),
+        ("├─ chain: toy_experiments.parts.Chain", "basic.py:"),
+        ("│  └─ [1]: toy_experiments.parts.Child", ""),
+        ("│  ├─ betas = (0.9, 0.99)  (default)", None),
+    ]:
+        found = [line for line in out.splitlines() if line.startswith(row)]
+        assert len(found) == 1, (row, out)
+        assert ("<- " in found[0]) == (origin is not None), found
+        assert (origin or "") in found[0]
     assert main_lib.main([TOY, "--mode=explain", "--path=model.parent"]) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[0].startswith("model.parent = ")
+    assert out.splitlines()[0] == "at model.parent"
     assert "schedule" not in out
 
 

@@ -45,6 +45,10 @@ class CommandLine:
         """The value of a text flag, or None where it was not given."""
         return self.text.get(name)
 
+    def has(self, name: str) -> bool:
+        """Whether a flag was given, whatever its value."""
+        return name in self.text or name in self.switches or name in self.lists
+
     def on(self, name: str) -> bool:
         """Whether a switch was given and true."""
         return self.switches.get(name, False)
@@ -97,7 +101,9 @@ def _parse_word(word: str, rest: Iterator[str], line: CommandLine) -> None:
 def _store(
     name: str, option: options.Option, value: str, word: str, line: CommandLine
 ) -> None:
-    if option.kind == "set":
+    if name in options.PLAIN_FIELDS:
+        line.directives.append(_directive("set", name, "=", value, word))
+    elif option.kind == "set":
         target, equals, text = _split_at_equals(value)
         line.directives.append(_directive("set", target, equals, text, word))
     elif option.kind == "fiddler":

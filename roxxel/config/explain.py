@@ -9,12 +9,14 @@ from typing import Any
 
 import fiddle as fdl
 
-from roxxel.config import arguments, graph, load, resolve, suggest, text
+from roxxel.config import arguments, graph, load, resolve, text, tree
 from roxxel.errors import ConfigError
+
+MAX_WIDTH = 72  # of a row before its origin
 
 
 def origins(found: resolve.Experiment, path: str | None = None) -> str:
-    """The flat text of an experiment with the origin of each value.
+    """An experiment as a tree, with the origin of each value.
 
     Args:
       found: the experiment.
@@ -23,14 +25,20 @@ def origins(found: resolve.Experiment, path: str | None = None) -> str:
     Raises:
       ConfigError: there is nothing at `path`.
     """
-    lines = text.flat(found.config)
-    if path is not None:
-        lines = _below(found.config, lines, path)
-    rows = [(str(line), _origin(found.config, line.path)) for line in lines]
-    width = min(max(len(shown) for shown, _ in rows), 60)
-    return "\n".join(
-        f"{shown:<{width}}  <- {origin}" if origin else shown for shown, origin in rows
-    )
+    rows = tree.rows(found.config, path)
+    stems = tree.branches(row.depth for row in rows)
+    shown = [_shown(stem, row) for stem, row in zip(stems, rows, strict=True)]
+    width = min(max(map(len, shown)), MAX_WIDTH)
+    lines = [f"{found.name}: {found.source}"] if path is None else [f"at {path}"]
+    for text_of_row, row in zip(shown, rows, strict=True):
+        origin = _origin(found.config, row.path)
+        lines.append(f"{text_of_row:<{width}}  <- {origin}" if origin else text_of_row)
+    return "\n".join(lines)
+
+
+def _shown(stem: str, row: tree.Row) -> str:
+    marks = f"  ({', '.join(row.marks)})" if row.marks else ""
+    return f"{stem}{row.label}{marks}"
 
 
 def difference(found: resolve.Experiment, line: arguments.CommandLine) -> str:
@@ -62,25 +70,9 @@ def _other(name: str, line: arguments.CommandLine) -> fdl.Buildable:
         raise ConfigError(message.replace("--fdl_config", "--against", 1)) from err
 
 
-def _below(root: fdl.Buildable, lines: list[text.Line], path: str) -> list[text.Line]:
-    slot_path = path.rstrip(".")
-    try:
-        graph.slot(root, slot_path)
-    except ConfigError as err:
-        raise ConfigError(f"--path={path}: {err}") from err
-    inside = (f"{slot_path}.", f"{slot_path}[")
-    found = [x for x in lines if x.path == slot_path or x.path.startswith(inside)]
-    if found:
-        return found
-    known = [line.path for line in lines]
-    raise ConfigError(
-        f"--path={path}: is part of a value.{suggest.did_you_mean(path, known)}"
-    )
-
-
 def _origin(root: fdl.Buildable, path: str) -> str:
     """`file:line` or the flag that set a value last; empty for a default."""
-    if path == "<root>":
+    if not path:
         return ""
     slot = graph.slot(root, path)
     if not isinstance(slot.owner, fdl.Buildable) or not slot.held:

@@ -2,7 +2,17 @@
 
 import dataclasses
 
-MODES = ("train", "list", "explain", "diff")
+# Modes and what each does; `train` is the default.
+MODES = {
+    "train": "run it, or go on with what --workdir holds",
+    "list": "experiments, fiddlers and tags",
+    "explain": "all values as a tree, each with its origin",
+    "diff": "what differs from --against",
+    "graph": "a drawing of the graph",
+    "check": "sizes, memory, data and plan, without a device",
+    "replay": "run --run again in a new folder and compare",
+}
+PLAIN_FIELDS = ("stop_after",)  # flags that set the field of their name
 DIRECTIVE_PREFIXES = {"fdl.": "set", "fdl_tag.": "tag"}
 
 
@@ -12,12 +22,13 @@ class Option:
 
     `kind` is "text" (last one wins), "switch" (true or false), "list" (repeatable),
     "set" or "fiddler" (directives: applied in the order typed) or "log" (handed to
-    absl's own flags).
+    absl's own flags). `modes` are those it belongs to; empty for all.
     """
 
     kind: str
     value: str = ""
     help: str = ""
+    modes: tuple[str, ...] = ()
 
 
 OPTIONS: dict[str, Option] = {
@@ -38,12 +49,39 @@ OPTIONS: dict[str, Option] = {
         help="default runs/<experiment>; resumes what is there",
     ),
     "print_config": Option(kind="switch", help="the resolved configuration, then exit"),
-    "mode": Option(
-        kind="text", value="MODE", help="train (the default), list, explain or diff"
+    "stop_after": Option(
+        kind="set", value="STEPS", help="stop early; the schedule stays as it is"
     ),
-    "path": Option(kind="text", value="PATH", help="the part that explain shows"),
+    "mode": Option(kind="text", value="MODE", help=", ".join(MODES)),
+    "path": Option(
+        kind="text",
+        value="PATH",
+        help="the part that is shown",
+        modes=("explain", "graph"),
+    ),
     "against": Option(
-        kind="text", value="OTHER", help="what diff compares: experiment, run or file"
+        kind="text",
+        value="OTHER",
+        help="an experiment, a run's folder or a file",
+        modes=("diff",),
+    ),
+    "output": Option(
+        kind="text",
+        value="FILE",
+        help="of the drawing: .svg, .html, .dot or .txt",
+        modes=("graph",),
+    ),
+    "devices": Option(
+        kind="text", value="N", help="on how many (default 1)", modes=("check",)
+    ),
+    "memory": Option(
+        kind="text", value="16GiB", help="limit of one device", modes=("check",)
+    ),
+    "run": Option(
+        kind="text", value="DIR", help="the folder of the run", modes=("replay",)
+    ),
+    "force": Option(
+        kind="switch", help="even where something differs", modes=("replay",)
     ),
     "trust_module": Option(
         kind="list", value="PACKAGE", help="a package that FILE may import from"
@@ -62,16 +100,20 @@ _DIRECTIVE_ROWS = [
     ("--fdl.PATH=VALUE", "set any value: --fdl.optimizer.lr=1e-3 --fdl.layers[0]=8"),
     ("--fdl_tag.NAME=VALUE", "set every field that carries the tag NAME"),
 ]
-_LEFT_OUT = {"version"}  # keeps the usage within one screen of an error
+# The rest of the usage; an error shows the first lines only.
+_BRIEF = ("workdir", "mode", "help")
 
 
-def usage() -> str:
-    """What a command line may hold; at most 18 lines."""
+def usage(*, brief: bool = False) -> str:
+    """What a command line may hold; `brief` fits on the screen of an error."""
     rows = [("--fdl_config=EXPERIMENT", OPTIONS["fdl_config"].help), *_DIRECTIVE_ROWS]
     for name, option in OPTIONS.items():
-        if option.kind == "log" or name == "fdl_config" or name in _LEFT_OUT:
+        if option.kind == "log" or name == "fdl_config":
+            continue
+        if brief and name not in _BRIEF:
             continue
         flag = f"--{name}={option.value}" if option.value else f"--{name}"
-        rows.append((flag, option.help))
+        owners = f"{' and '.join(option.modes)}: " if option.modes else ""
+        rows.append((flag, f"{owners}{option.help}"))
     lines = ["usage: python -m roxxel.main --fdl_config=EXPERIMENT [flags]"]
     return "\n".join(lines + [f"  {flag:<24} {text}" for flag, text in rows])

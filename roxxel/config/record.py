@@ -8,14 +8,18 @@ from roxxel.config import dump, resolve, run_info, suggest, text, workdir
 
 
 def write(
-    found: resolve.Experiment, directory: Path, info: Mapping[str, Any]
+    found: resolve.Experiment,
+    directory: Path,
+    info: Mapping[str, Any],
+    diff: str | None = None,
 ) -> list[str]:
-    """Write the three files; remarks for the user come back, one line each.
+    """Write the files; remarks for the user come back, one line each.
 
     Args:
       found: the experiment as it is going to run.
       directory: the work directory, which exists.
       info: from `run_info.collect`.
+      diff: from `run_info.uncommitted`; kept as a file unless it is long.
     """
     as_text = dump.to_text(found.config, name=found.name, source=found.source)
     as_json, warning = dump.to_json(found.config, name=found.name, source=found.source)
@@ -30,4 +34,20 @@ def write(
     workdir.write_text(directory / workdir.CONFIG_JSON, as_json)
     workdir.write_text(directory / workdir.CONFIG_TEXT, as_text)
     run_info.write(directory, info)
-    return remarks
+    return remarks + _keep_diff(directory, diff or "")
+
+
+def _keep_diff(directory: Path, diff: str) -> list[str]:
+    file = directory / workdir.UNCOMMITTED
+    size = len(diff.encode())
+    if size > run_info.MAX_DIFF_BYTES:
+        file.unlink(missing_ok=True)
+        return [
+            f"roxxel: note: the uncommitted changes are {size} bytes; run.json keeps "
+            "only their SHA-256. Commit them to be able to replay this run."
+        ]
+    if diff:
+        workdir.write_text(file, f"{diff}\n")
+    else:
+        file.unlink(missing_ok=True)
+    return []

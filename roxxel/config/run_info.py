@@ -1,6 +1,7 @@
 """What a run depended on besides its configuration: `run.json`."""
 
 import datetime
+import hashlib
 import json
 import os
 import platform
@@ -13,11 +14,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import roxxel
 from roxxel.config import workdir as workdir_lib
 
 GIT_TIMEOUT_SECS = 2.0
+MAX_DIFF_BYTES = 1 << 20  # of uncommitted.diff; a longer one is only named by its hash
+MAX_UNTRACKED = 20  # names of new files
 PACKAGES = (
-    *("roxxel", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle"),
+    *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle"),
     *("numpy", "ml_dtypes", "etils", "absl-py", "libtpu", "jax-cuda12-plugin"),
 )
 
@@ -28,6 +32,7 @@ def collect(
     experiment: str,
     source: str,
     workdir: os.PathLike[str] | str,
+    diff: str | None = None,
 ) -> dict[str, Any]:
     """Command, versions, git state, time and host, as plain JSON values.
 
@@ -39,6 +44,7 @@ def collect(
       experiment: the short name of the experiment.
       source: the dotted function that made the graph.
       workdir: where the run writes.
+      diff: from `uncommitted`.
     """
     return {
         "experiment": experiment,
@@ -52,9 +58,9 @@ def collect(
         "directory": os.getcwd(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": versions(),
+        "packages": {"roxxel": roxxel.__version__, **versions()},
         "environment": _environment(),
-        "git": git_state(),
+        "git": git_state(diff=diff),
     }
 
 
@@ -69,13 +75,29 @@ def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
     return found
 
 
-def git_state(directory: os.PathLike[str] | str = ".") -> dict[str, Any] | None:
-    """Commit and whether files differ from it; None outside of a repository."""
+def git_state(
+    directory: os.PathLike[str] | str = ".", *, diff: str | None = None
+) -> dict[str, Any] | None:
+    """Commit, and how files differ from it; None outside of a repository.
+
+    `diff_sha256` names the uncommitted changes; `untracked` are new Python files, which
+    no diff holds.
+    """
     commit = _git(directory, "rev-parse", "HEAD")
     if commit is None:
         return None
-    changes = _git(directory, "status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+    new = _git(directory, "ls-files", "--others", "--exclude-standard", "*.py") or ""
+    state: dict[str, Any] = {"commit": commit, "dirty": bool(diff)}
+    if diff:
+        content = diff.encode()
+        state["diff_bytes"] = len(content)
+        state["diff_sha256"] = hashlib.sha256(content).hexdigest()
+    return state | {"untracked": new.splitlines()[:MAX_UNTRACKED]}
+
+
+def uncommitted(directory: os.PathLike[str] | str = ".") -> str | None:
+    """What `git diff HEAD` prints; None outside of a repository."""
+    return _git(directory, "diff", "HEAD", "--no-ext-diff", "--no-color")
 
 
 def write(workdir: os.PathLike[str] | str, info: Mapping[str, Any]) -> Path:
@@ -110,7 +132,8 @@ def _git(directory: os.PathLike[str] | str, *command: str) -> str | None:
         done = subprocess.run(
             ["git", "-C", str(directory), *command],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=GIT_TIMEOUT_SECS,
             check=False,
             env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},

@@ -12,7 +12,10 @@ DEFAULT_ROOT = "runs"
 CONFIG_JSON = "config.json"
 CONFIG_TEXT = "config.txt"
 RUN_JSON = "run.json"
-_STARTED = (CONFIG_JSON, CONFIG_TEXT, RUN_JSON, "roxxel_system.log", ".lock")
+UNCOMMITTED = "uncommitted.diff"
+METRICS = "roxxel_metrics.csv"
+_DESCRIBING = (CONFIG_JSON, CONFIG_TEXT, RUN_JSON, UNCOMMITTED)
+_STARTED = (*_DESCRIBING, "budget.json", "roxxel_system.log", ".lock")
 
 
 def choose(given: str | None, experiment: str) -> Path:
@@ -83,16 +86,36 @@ def write_text(path: Path, content: str) -> Path:
 
 def snapshot(path: Path) -> dict[str, bytes]:
     """The files that describe the run in a work directory, by name."""
-    names = (CONFIG_JSON, CONFIG_TEXT, RUN_JSON)
     return {
-        name: (path / name).read_bytes() for name in names if (path / name).exists()
+        name: (path / name).read_bytes()
+        for name in _DESCRIBING
+        if (path / name).exists()
     }
 
 
 def restore(path: Path, before: dict[str, bytes]) -> None:
-    """Put back the files of a `snapshot` that held any."""
-    for name, content in before.items():
-        (path / name).write_bytes(content)
+    """Put back the files of a `snapshot`; does nothing where it held none."""
+    for name in _DESCRIBING if before else ():
+        if name in before:
+            (path / name).write_bytes(before[name])
+        else:
+            (path / name).unlink(missing_ok=True)
+
+
+def results(path: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of the files that training makes; equal when it made nothing.
+
+    Of the table of metrics the size alone counts, for opening it may write it anew.
+    """
+    found = {}
+    for pattern in ("*", "checkpoints/*"):
+        for file in path.glob(pattern):
+            if file.name not in _STARTED and not file.name.startswith("."):
+                stat = file.stat()
+                is_table = file.name == METRICS
+                time = 0 if is_table or file.is_dir() else stat.st_mtime_ns
+                found[str(file)] = (stat.st_size, time)
+    return found
 
 
 def remove_started(path: Path) -> None:

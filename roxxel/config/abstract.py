@@ -1,0 +1,183 @@
+"""The values of a graph's nodes without a device and without building any data.
+
+Nodes are built one by one. A data set that is already built is found; where it is not,
+what depends on its content is `Unknown`, and a stream of it is an `UnbuiltStream` that
+knows its sizes.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+from collections.abc import Generator
+from typing import Any
+
+import fiddle as fdl
+from fiddle import daglish
+
+from roxxel.building import cache
+from roxxel.config import failures, imports, sharing
+from roxxel.config.unbuilt import NotBuiltError, UnbuiltStream
+from roxxel.dataset import Roxxel
+from roxxel.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Unknown:
+    """In place of a value that could not be made; `reason` is a sentence."""
+
+    reason: str
+
+
+@dataclasses.dataclass
+class Values:
+    """What the fields of a graph's root are built to.
+
+    Attributes:
+      fields: by name; what is not set is left out.
+      datasets: every data set that was found, by path.
+      unbuilt: the paths of data sets that have to be built first.
+      problems: what is wrong with the configuration, a line each.
+    """
+
+    fields: dict[str, Any] = dataclasses.field(default_factory=dict)
+    datasets: dict[str, Roxxel] = dataclasses.field(default_factory=dict)
+    unbuilt: list[str] = dataclasses.field(default_factory=list)
+    problems: list[str] = dataclasses.field(default_factory=list)
+
+    def get(self, name: str) -> Any:
+        """A field's value; None where it is unknown or not set."""
+        value = self.fields.get(name)
+        return None if isinstance(value, Unknown) else value
+
+
+def evaluate(root: fdl.Buildable) -> Values:
+    """The values of a graph's nodes; the root itself is built where all are known."""
+    maker = _Maker(root)
+    with finding_only():
+        daglish.MemoizedTraversal.run(maker.visit, root)
+    return maker.values
+
+
+def check_before_building(root: fdl.Buildable) -> None:
+    """Find mistakes before data sets are built; does nothing where all are there.
+
+    Raises:
+      ConfigError: the first of them.
+    """
+    datasets = [node for node in _nodes(root) if _makes_data(node)]
+    with finding_only():
+        if all(_is_there(node) for node in datasets):
+            return
+    values = evaluate(root)
+    if values.problems:
+        raise ConfigError(values.problems[0])
+
+
+@contextlib.contextmanager
+def finding_only() -> Generator[None]:
+    """While the block runs, builders find data sets or raise `NotBuiltError`."""
+    before = cache.find_or_build
+    cache.find_or_build = _find
+    try:
+        yield
+    finally:
+        cache.find_or_build = before
+
+
+def _find(name: str, key: object, build: Any, *, cache_dir: Any = None) -> Any:
+    folder = cache.cache_folder(cache_dir) / f"{name}-{cache.fingerprint(key)}"
+    if not folder.is_dir():
+        raise NotBuiltError(f"{name}: not built yet; training builds it in {folder}.")
+    return _find_or_build(name, key, build, cache_dir=cache_dir)
+
+
+_find_or_build = cache.find_or_build
+
+
+class _Maker:
+    """Makes the values of nodes, children first."""
+
+    def __init__(self, root: fdl.Buildable):
+        self.root = root
+        self.values = Values()
+
+    def visit(self, value: Any, state: daglish.State) -> Any:
+        if not state.is_traversable(value):
+            return value
+        made = state.map_children(value)
+        if not isinstance(value, fdl.Buildable):
+            return made
+        if value is self.root:
+            self.values.fields = {
+                str(name): child for name, child in made.__arguments__.items()
+            }
+        path = daglish.path_str(state.current_path).lstrip(".")
+        return self._make(made, sharing.canonical(self.root, path))
+
+    def _make(self, node: fdl.Buildable, path: str) -> Any:
+        missing = [leaf for leaf in _leaves(node) if isinstance(leaf, Unknown)]
+        target = fdl.get_callable(node)
+        try:
+            if missing and hasattr(target, "steps_for"):
+                return UnbuiltStream.like(target, node.__arguments__, missing[0].reason)
+            if missing:
+                return missing[0]
+            value = fdl.build(node)
+        except Exception as err:
+            return self._failed(err, path)
+        if isinstance(value, Roxxel):
+            return self._found(value, path)
+        return value
+
+    def _found(self, dataset: Roxxel, path: str) -> Any:
+        try:
+            self.values.datasets[path] = dataset.open()
+        except Exception as err:
+            return self._failed(err, path)
+        return dataset
+
+    def _failed(self, error: Exception, path: str) -> Unknown:
+        base = getattr(error, "proxy_base_exception", error)
+        if isinstance(base, NotBuiltError):
+            if not base.is_used:
+                self.values.unbuilt.append(path)
+            return Unknown(f"{path}: {base}")
+        problem = failures.from_build(error, functools.partial(_joined, path))
+        text = str(problem) if problem else f"{path}: {imports.one_line(base)}"
+        self.values.problems.append(text)
+        return Unknown(text)
+
+
+def _joined(path: str, below: str) -> str:
+    return ".".join(filter(None, (path, below)))
+
+
+def _leaves(node: fdl.Buildable) -> list[Any]:
+    return [value for value, _ in daglish.iterate(node)]
+
+
+def _nodes(root: fdl.Buildable) -> list[fdl.Buildable]:
+    return [
+        value
+        for value, _ in daglish.iterate(root, memoized=True)
+        if isinstance(value, fdl.Buildable)
+    ]
+
+
+def _makes_data(node: fdl.Buildable) -> bool:
+    """Whether a node's annotation says that it makes a `Roxxel`."""
+    target = fdl.get_callable(node)
+    if not inspect.isfunction(target):
+        return False
+    returns = inspect.unwrap(target).__annotations__.get("return")
+    return returns is Roxxel or str(returns).rpartition(".")[2] == "Roxxel"
+
+
+def _is_there(node: fdl.Buildable) -> bool:
+    try:
+        fdl.build(node)
+    except Exception as err:
+        base = getattr(err, "proxy_base_exception", err)
+        return not isinstance(base, NotBuiltError)
+    return True

@@ -1,0 +1,109 @@
+"""`--mode=check`: what a run would be, from shapes alone; no device is used.
+
+Sections of text, and a list of problems: what would stop the run or does not fit.
+"""
+
+import copy
+import dataclasses
+import math
+import re
+from typing import Any
+
+import fiddle as fdl
+from fiddle import daglish
+
+from roxxel.config import (
+    abstract,
+    arguments,
+    check_data,
+    check_memory,
+    check_model,
+    check_plan,
+    resolve,
+    scalars,
+)
+from roxxel.errors import ConfigError
+
+_SIZE = re.compile(r"([\d.eE+_]+)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What is checked against: devices, and bytes of memory of one (None: any)."""
+
+    devices: int | None = None
+    memory_bytes: int | None = None
+
+
+def report(
+    found: resolve.Experiment, line: arguments.CommandLine
+) -> tuple[str, list[str]]:
+    """The report, and what is wrong, a line each and the worst first.
+
+    Raises:
+      ConfigError: --devices or --memory is no size.
+    """
+    limits = Limits(
+        devices=_devices(line.get("devices")), memory_bytes=_memory(line.get("memory"))
+    )
+    values = abstract.evaluate(_without_minutes(found.config))
+    problems = values.problems
+    mesh = check_memory.mesh_sizes(values.get("mesh_axes"), limits.devices, problems)
+    model = check_model.abstract_model(values, problems)
+    sections = [f"{found.name}: {found.source}"]
+    if model is not None:
+        sections += [
+            check_model.parameters(model),
+            check_memory.memory(
+                model, values, mesh, limits.memory_bytes, problems=problems
+            ),
+        ]
+    sections.append(check_data.data(values))
+    sections += check_plan.plan(values, mesh, model, problems)
+    sections += [_problems(problems)] if problems else []
+    return "\n\n".join(filter(None, sections)), problems
+
+
+def _without_minutes(config: fdl.Buildable) -> fdl.Buildable:
+    """A copy in which a length in minutes is unknown: a run's start measures it."""
+    config = copy.deepcopy(config)
+    for node, _ in daglish.iterate(config, memoized=True):
+        if isinstance(node, fdl.Buildable) and node.__arguments__.get("minutes"):
+            unknown = f"{node.minutes} minutes, measured when the run starts"
+            node.minutes = abstract.Unknown(f"{unknown}.")
+    return config
+
+
+def _problems(problems: list[str]) -> str:
+    return "\n".join(["does not fit", *(f"  {text}" for text in problems)])
+
+
+def _devices(text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        number = scalars.parse_int(text)
+    except scalars.MismatchError:
+        number = 0
+    if number < 1:
+        raise ConfigError(f"--devices={text}: expected int, at least 1.")
+    return number
+
+
+def _memory(text: str | None) -> int | None:
+    """Bytes: `16GiB`, `80e9`, `24 GB`."""
+    if text is None:
+        return None
+    match = _SIZE.fullmatch(text.strip())
+    number = _number(match[1]) if match else math.nan
+    if match is None or not number > 0 or math.isinf(number):
+        raise ConfigError(f"--memory={text}: expected a size such as 16GiB or 80e9.")
+    base = 1024 if match[3] else 1000
+    return int(number * base ** " KMGT".index(match[2].upper() or " "))
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

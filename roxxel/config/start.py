@@ -1,0 +1,114 @@
+"""From a resolved experiment to its run in a work directory."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import fiddle as fdl
+
+from roxxel import distributed, errors
+from roxxel.config import (
+    abstract,
+    data_facts,
+    failures,
+    minutes,
+    record,
+    resolve,
+    run_info,
+    say,
+    sharing,
+)
+from roxxel.config import workdir as workdir_lib
+
+
+def train(found: resolve.Experiment, given: str | None, argv: Sequence[str]) -> int:
+    """Run an experiment in the work directory `given`, or in its own; the exit code.
+
+    Raises:
+      ConfigError: it cannot run, or not there; nothing has been created then.
+    """
+    workdir = workdir_lib.choose(given, found.name)
+    flag = f"--workdir={given or workdir}"
+    workdir_lib.check_writable(workdir, flag)
+    workdir_lib.check_same_experiment(workdir, found.name, found.source, flag)
+    check_runs(found.target, found.name)
+    distributed.initialize()
+    is_new = not workdir.exists()
+    say.lines(minutes.resolve(found, workdir, flag))
+    return run(found, build(found), workdir, argv, flag=flag, is_new=is_new)
+
+
+def build(found: resolve.Experiment) -> Any:
+    """What the graph builds, which has a method `run`.
+
+    A mistake anywhere in the graph is found before a data set is built.
+    """
+    abstract.check_before_building(found.config)
+    shorten = functools.partial(sharing.canonical, found.config)
+    try:
+        built = fdl.build(found.config)
+    except Exception as err:
+        error = failures.from_build(err, shorten)
+        if error is None:
+            raise
+        raise error from err
+    check_runs(type(built), found.name)
+    return built
+
+
+def run(
+    found: resolve.Experiment,
+    built: Any,
+    workdir: Path,
+    argv: Sequence[str],
+    *,
+    flag: str,
+    is_new: bool,
+    extra: Mapping[str, Any] | None = None,
+) -> int:
+    """Run what was built in a work directory; the exit code.
+
+    A run that is refused, or has nothing left to do, leaves the description of the one
+    before it. What is written into a folder that `is_new` is taken away when the run is
+    refused. `extra` is added to `run.json`.
+    """
+    diff = run_info.uncommitted()
+    info = run_info.collect(
+        argv=argv,
+        experiment=found.name,
+        source=found.source,
+        workdir=workdir,
+        diff=diff,
+    )
+    info |= {"data": data_facts.of(built), **(extra or {})}
+    workdir_lib.make(workdir, flag)
+    if not distributed.is_lead():
+        return _exit_code_of(built.run(workdir=workdir, run_info=info))
+    before, state = workdir_lib.snapshot(workdir), workdir_lib.results(workdir)
+    say.lines(record.write(found, workdir, info, diff))
+    try:
+        code = _exit_code_of(built.run(workdir=workdir, run_info=info))
+    except errors.ConfigError:
+        workdir_lib.restore(workdir, before)  # the run that is there stays as it was
+        if is_new:
+            workdir_lib.remove_started(workdir)
+        raise
+    if before and workdir_lib.results(workdir) == state:
+        workdir_lib.restore(workdir, before)  # there was nothing left to do
+    return code
+
+
+def check_runs(target: Any, name: str) -> None:
+    """Check that what is built can run: a class is asked before it is built."""
+    if isinstance(target, type) and not callable(getattr(target, "run", None)):
+        raise errors.ConfigError(
+            f"{name} builds an object of type {target.__name__}, which has no method "
+            "run(workdir, run_info)."
+        )
+
+
+def _exit_code_of(result: Any) -> int:
+    if result is None:
+        return errors.EXIT_OK
+    return result if isinstance(result, int) else errors.EXIT_ERROR
