@@ -110,7 +110,7 @@ def test_steps_with_document_borders_equal_the_parallel_form():
 
 
 def test_bfloat16_trains_on_random_tokens_and_keeps_float32_where_it_matters():
-    model = make(dtype=jnp.bfloat16)
+    model = make(compute_dtype=jnp.bfloat16)
     optimizer = nnx.Optimizer(model, optax.adamw(3e-3), wrt=nnx.Param)
 
     @nnx.jit
@@ -134,7 +134,7 @@ def test_bfloat16_trains_on_random_tokens_and_keeps_float32_where_it_matters():
 def test_bfloat16_is_close_to_float32():
     tokens = random_tokens(5, 2, 40)
     exact = forward(make(tie_embeddings=False), tokens)[0]
-    rounded = forward(make(tie_embeddings=False, dtype=jnp.bfloat16), tokens)[0]
+    rounded = forward(make(tie_embeddings=False, compute_dtype=jnp.bfloat16), tokens)[0]
     assert (rounded != exact).any()
     assert float(jnp.max(jnp.abs(rounded - exact))) < 2e-2 * float(
         jnp.max(jnp.abs(exact))
@@ -142,7 +142,7 @@ def test_bfloat16_is_close_to_float32():
 
 
 def test_long_rows_of_any_content_stay_finite():
-    model = make(dtype=jnp.bfloat16, chunk_size=64)
+    model = make(compute_dtype=jnp.bfloat16, chunk_size=64)
     # Decays of the strongest kind: dt of several units, A = -16.
     mixer = model.blocks[0].mixer
     mixer.dt_bias[...] = jnp.full_like(mixer.dt_bias[...], 5.0)

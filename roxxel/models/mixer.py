@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from roxxel.models import layers, ssd, ssd_chunk
+from roxxel.models.modules import RMSNorm
 
 # The published ranges: exp(A_log) in [1, 16), dt in [1e-3, 0.1) and at least 1e-4.
 _A_RANGE = (1.0, 16.0)
@@ -34,18 +35,6 @@ class MixerState(NamedTuple):
 
     ssm: jax.Array
     conv: jax.Array
-
-
-class RMSNorm(nnx.Module):
-    """Root mean square norm with a gain, float32."""
-
-    def __init__(self, dim: int, *, eps: float):
-        self.scale = nnx.Param(jnp.ones(dim, jnp.float32))
-        self.eps = eps
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """The normalised `x`, any leading axes."""
-        return layers.rms_norm(x, self.scale[...], eps=self.eps)
 
 
 class Mamba2Mixer(nnx.Module):
@@ -130,6 +119,22 @@ class Mamba2Mixer(nnx.Module):
             ssm=jnp.zeros((batch_size, groups, size, self.d_inner // groups)),
             conv=jnp.zeros(history, self.dtype),
         )
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Forward: projections, convolution, and the products of the scan.
+
+        `2 * D * (2 I + 2 G N + H)` and `2 * I * D` of the projections, `2 * F * taps`
+        of the convolution; of a chunk of Q steps the scores C B' `2 * G * N * Q`,
+        their use on x `2 * I * Q` (both computed whole, the causal half is masked),
+        and the state's update and reading, `2 * N * I` each.
+        """
+        chunk = min(self.chunk_size, seq_len)
+        in_dim, out_dim = self.in_proj.shape
+        projections = in_dim * out_dim + self.d_inner * in_dim
+        convolution = self.channels * self.conv_weight.shape[0]
+        scores = self.n_groups * self.state_dim * chunk + self.d_inner * chunk
+        states = 2 * self.state_dim * self.d_inner
+        return 2.0 * (projections + convolution + scores + states)
 
     def _mix(self, columns_BLC, state, runs_BL):
         """Everything between the projections."""

@@ -1,0 +1,89 @@
+"""Modules that the models share: a linear map, the norm, the feed-forward part.
+
+Parameters are float32; products compute in `dtype`, norms in float32.
+
+Legend: B batch, L length, D d_model, F inner width.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from roxxel.models import layers
+
+
+class RMSNorm(nnx.Module):
+    """Root mean square norm with a gain, float32."""
+
+    def __init__(self, dim: int, *, eps: float):
+        self.scale = nnx.Param(jnp.ones(dim, jnp.float32))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The normalised `x`, any leading axes."""
+        return layers.rms_norm(x, self.scale[...], eps=self.eps)
+
+
+class Linear(nnx.Module):
+    """`x @ weight + bias`, `weight` `[D, F]`; the result has the type `dtype`.
+
+    Initial weights are uniform within `out_scale / sqrt(D)`, biases zero.
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        out_dim: int,
+        *,
+        bias: bool = False,
+        out_scale: float = 1.0,
+        dtype: jax.typing.DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        bound = out_scale * in_dim**-0.5
+        shape = (in_dim, out_dim)
+        self.weight = nnx.Param(layers.uniform(rngs.params(), shape, bound=bound))
+        self.bias = nnx.Param(jnp.zeros(out_dim, jnp.float32)) if bias else None
+        self.dtype = dtype
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The mapped `x`, any leading axes."""
+        out = layers.dense(x, self.weight[...], self.dtype)
+        return out if self.bias is None else out + self.bias[...].astype(self.dtype)
+
+    def flops_per_token(self) -> float:
+        """Forward: `2 * D * F`."""
+        return 2.0 * self.weight.shape[0] * self.weight.shape[1]
+
+
+class SwiGLU(nnx.Module):
+    """Gated feed-forward part, `down(silu(gate(x)) * up(x))` (arXiv:2002.05202)."""
+
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        d_ff: int,
+        bias: bool = False,
+        out_scale: float = 1.0,
+        dtype: jax.typing.DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        options = {"bias": bias, "dtype": dtype, "rngs": rngs}
+        self.gate_proj = Linear(d_model, d_ff, **options)
+        self.up_proj = Linear(d_model, d_ff, **options)
+        self.down_proj = Linear(d_ff, d_model, out_scale=out_scale, **options)
+
+    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+        """Output `[B, L, D]` in `dtype`."""
+        return self.down_proj(jax.nn.silu(self.gate_proj(x_BLD)) * self.up_proj(x_BLD))
+
+    def flops_per_token(self) -> float:
+        """Forward: `6 * D * F`, three products."""
+        parts = (self.gate_proj, self.up_proj, self.down_proj)
+        return sum(part.flops_per_token() for part in parts)
+
+
+def default_d_ff(d_model: int) -> int:
+    """8/3 of `d_model`, up to a multiple of 64: as many weights as a plain 4 times."""
+    return -(-8 * d_model // (3 * 64)) * 64
