@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from roxxel.errors import EXIT_RESTART, ConfigError
-from roxxel.sinks import EXCEPTION, LEVELS, Sink, lifetime, values
+from roxxel.sinks import EXCEPTION, LEVELS, Sink, attach, lifetime, values
+from roxxel.sinks.background import Background
 from roxxel.sinks.console import ConsoleSink
 from roxxel.sinks.csv import FILE_NAME as METRICS_FILE
 from roxxel.sinks.csv import CsvSink
@@ -41,7 +42,7 @@ class Logger:
         console: Whether messages and metrics are also printed to standard output.
         console_every: Metrics of every n-th step are printed (0: none); the CSV has
             every step.
-        sinks: More places for records to go.
+        sinks: More places for records to go, each on a thread of its own.
         drain_timeout_secs: How long `flush` and `close` wait for a device that
             delivers nothing before they give up and say what is lost.
 
@@ -142,6 +143,33 @@ class Logger:
             self._note_device_values((step, *numbers.values()))
             worker.metrics(time.time(), step, numbers)
 
+    def log_text(self, step: Any, name: str, text: str) -> None:
+        """Gives a text of a step, such as a sample, to the sinks that show texts."""
+        self._log_media(step, "text", name, text)
+
+    def log_histogram(self, step: Any, name: str, numbers: Any) -> None:
+        """Gives the distribution of an array to the sinks that show histograms."""
+        self._log_media(step, "histogram", name, numbers)
+
+    def log_image(self, step: Any, name: str, pixels: Any) -> None:
+        """Gives an image to the sinks that show images.
+
+        `pixels` is [height, width] or [height, width, 1 | 3 | 4], uint8 or floats in
+        [0, 1].
+        """
+        self._log_media(step, "image", name, pixels)
+
+    def _log_media(self, step: Any, kind: str, name: str, value: Any) -> None:
+        step = values.accept_step(step)
+        _check_name(name, taken=False)
+        worker = self._writer()
+        if worker is None:
+            return
+        if isinstance(value, np.ndarray | list | tuple):
+            value = np.array(value)  # a copy: the caller may change its array
+        self._note_device_values((step, value))
+        worker.media(time.time(), step, kind, name, value)
+
     def rewind(self, step: Any) -> None:
         """Drops the metrics after `step`: the run was restored there and goes on.
 
@@ -208,7 +236,8 @@ class Logger:
         ]
         if self._console_every is not None:
             sinks.append(ConsoleSink(every=self._console_every))
-        return [*sinks, *self._extra_sinks]
+        attach(self._extra_sinks, self.log_dir)
+        return [*sinks, *map(Background, self._extra_sinks)]
 
     def _note_device_values(self, given: tuple) -> None:
         if not self._saw_device_value and values.holds_device_value(given):

@@ -1,13 +1,18 @@
 """Where the records of a `roxxel.Logger` go.
 
-A sink is any object with the five methods of `Sink`. All of them are called from one
-thread, the logger's worker, in the order in which the records were logged. A sink that
-raises is reported once and not called again; the others go on.
+A sink is any object with the five methods of `Sink`, called in the order in which the
+records were logged. Those given to the logger as `sinks=` run on a thread of their own
+each (`roxxel.sinks.background`), so that a slow one stops neither training nor the
+others. A sink that raises is reported once and not called again; the others go on.
+
+A sink may have two more methods: `media(record)` for texts, histograms and images, and
+`attach(log_dir)`, which is called once, before all others.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Protocol
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 LEVELS = ("debug", "info", "warning", "error")
 EXCEPTION = "exception"  # a traceback that the interpreter shows on its own, too
@@ -31,6 +36,21 @@ class Metrics:
     values: Mapping[str, int | float]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Media:
+    """Something of a step that is no number.
+
+    `value` is a str for a text, a numpy array of any shape for a histogram, and one of
+    uint8 [height, width, 1 | 3 | 4] for an image.
+    """
+
+    time: float
+    step: int
+    kind: Literal["text", "histogram", "image"]
+    name: str
+    value: Any
+
+
 class Sink(Protocol):
     """Takes records; may buffer them until `flush`."""
 
@@ -48,3 +68,11 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Flushes and lets go of files."""
+
+
+def attach(sinks: Sequence[Sink], log_dir: pathlib.Path) -> None:
+    """Tells each sink that wants to know where the run writes."""
+    for sink in sinks:
+        tell = getattr(sink, "attach", None)
+        if tell is not None:
+            tell(log_dir)

@@ -101,3 +101,24 @@ def _check_array(name: str, value: Any) -> None:
             f"metric {name!r} is being traced by jax: return it from the jitted "
             "function and log the result."
         )
+
+
+def as_image(name: str, pixels: np.ndarray) -> np.ndarray:
+    """`pixels` as uint8 [height, width, channels]; floats are taken in [0, 1].
+
+    Raises:
+        ValueError: The shape is not that of an image, or a float is outside [0, 1].
+    """
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    if pixels.ndim != 3 or pixels.shape[-1] not in (1, 3, 4):
+        raise ValueError(
+            f"image {name!r} has shape {pixels.shape}, expected [height, width] or "
+            "[height, width, 1 | 3 | 4]."
+        )
+    if pixels.dtype == np.uint8:
+        return pixels
+    pixels = pixels.astype(np.float32)
+    if not ((pixels >= 0) & (pixels <= 1)).all():
+        raise ValueError(f"image {name!r}: floats must lie in [0, 1], or give uint8.")
+    return np.rint(pixels * 255).astype(np.uint8)

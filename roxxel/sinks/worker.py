@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from roxxel import progress
-from roxxel.sinks import Message, Metrics, Sink, values
+from roxxel.sinks import Media, Message, Metrics, Sink, values
 
 _FLUSH_EVERY_ITEMS = 256
 _POLL_SECS = 0.05
@@ -42,6 +44,10 @@ class Worker:
     def metrics(self, time: float, step: Any, numbers: dict[str, Any]) -> None:
         """Queues values that the worker reads."""
         self._queue.put((self._metrics, (time, step, numbers)))
+
+    def media(self, time: float, step: Any, kind: str, name: str, value: Any) -> None:
+        """Queues a text, histogram or image that the worker reads."""
+        self._queue.put((self._media, (time, step, kind, name, value)))
 
     def rewind(self, step: Any) -> None:
         """Queues `rewind` for all sinks."""
@@ -112,6 +118,18 @@ class Worker:
         record = Metrics(time=time, step=int(step), values=first | read)
         self._each("metrics", record)
 
+    def _media(self, time: float, step: Any, kind, name: str, value: Any) -> None:
+        self._flush_before_waiting((step, value))
+        if kind == "text":
+            value = str(value)
+        elif kind == "image":
+            value = values.as_image(name, np.asarray(value))
+        else:
+            value = np.asarray(value)
+        step = int(values.fetch(step))
+        record = Media(time=time, step=step, kind=kind, name=name, value=value)
+        self._each("media", record, optional=True)
+
     def _flush_before_waiting(self, given: tuple) -> None:
         """A device may never deliver: what came before must not wait for it."""
         if values.may_wait(given):
@@ -124,15 +142,18 @@ class Worker:
         self._each("flush")
         flushed.set()
 
-    def _each(self, method: str, *args: Any) -> None:
+    def _each(self, method: str, *args: Any, optional: bool = False) -> None:
         if self._sinks is None:
             self._sinks = list(self._make_sinks())
         for sink in list(self._sinks):
+            if optional and not hasattr(sink, method):
+                continue
             try:
                 getattr(sink, method)(*args)
             except Exception as err:
                 self._sinks.remove(sink)
-                self._report(f"{type(sink).__name__} is off from here on", method, err)
+                name = getattr(sink, "name", type(sink).__name__)
+                self._report(f"{name} is off from here on", method, err)
 
     def _report(self, what: str, where: str = "", err: Exception | None = None) -> None:
         """One warning for each `what`, to the sinks that work and to standard error."""
