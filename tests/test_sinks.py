@@ -156,7 +156,7 @@ def _records(data):
 
 
 def test_wandb_offline(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     from roxxel.sinks.wandb import WandbSink
 
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -164,6 +164,7 @@ def test_wandb_offline(tmp_path, monkeypatch):
         log.log_metrics_summary(1, loss=1.0)
         log.log_text(1, "sample", "<b>")
         log.log_histogram(1, "weights", np.arange(10.0))
+    wandb.teardown()  # its service has written what it was given
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     assert b"perplexity" in file.read_bytes()
     assert (tmp_path / "wandb_id").read_text() in file.name
