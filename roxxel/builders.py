@@ -25,6 +25,14 @@ from typing import Any
 
 from roxxel.building import engine, library, text
 from roxxel.building.documents import Patterns
+from roxxel.building.foreign import arrays as arrays
+from roxxel.building.foreign import huggingface as huggingface
+from roxxel.building.foreign import megatron as megatron
+from roxxel.building.foreign import nanogpt as nanogpt
+from roxxel.building.foreign import parquet as parquet
+from roxxel.building.foreign import seqio as seqio
+from roxxel.building.foreign import tf_data as tf_data
+from roxxel.building.foreign import tfds as tfds
 from roxxel.dataset import Roxxel
 
 

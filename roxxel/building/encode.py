@@ -107,8 +107,8 @@ def _utf8(document: Document) -> bytes:
                 f"character {err.start} is {bad!a}, which has no UTF-8 (half of a "
                 "surrogate pair): mend the text"
             ) from err
-    if isinstance(document, bytes | bytearray | memoryview):
-        return bytes(document)
+    if isinstance(document, bytes):
+        return document
     raise TypeError(f"is {type(document).__name__}, the documents before are text")
 
 

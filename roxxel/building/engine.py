@@ -9,7 +9,7 @@ written does not depend on the number of processes.
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from roxxel import tokenizers
@@ -46,7 +46,7 @@ class Options:
             raise ConfigError(
                 f"heldout_fraction is {self.heldout_fraction!r}, expected 0 to below 1."
             )
-        if self.processes != int(self.processes) or self.processes < 1:
+        if not isinstance(self.processes, int) or self.processes < 1:
             raise ConfigError(
                 f"processes is {self.processes!r}, expected a number of at least 1."
             )
@@ -285,7 +285,9 @@ def _pieces(
     getattr(source, "check_unchanged", lambda: None)()
 
 
-def _in_process(parts, made: recipe.Recipe, on_done) -> Iterator[encode.Piece]:
+def _in_process(
+    parts: Sequence[Part], made: recipe.Recipe, on_done: Callable[[int], None]
+) -> Iterator[encode.Piece]:
     before = 0
     for part in parts:
         for piece in encode.pieces(part, made):
@@ -293,8 +295,3 @@ def _in_process(parts, made: recipe.Recipe, on_done) -> Iterator[encode.Piece]:
             yield piece
         before += part.size
         on_done(before)
-
-
-def parts_size(parts: list[Part]) -> int:
-    """Sum of the sizes of parts, in the unit of their source."""
-    return sum(part.size for part in parts)

@@ -67,7 +67,7 @@ def write(pieces: Iterable[Piece], recipe: Recipe, path: str) -> Spooled:
 
 
 def _write_all(file: BinaryIO, elements: np.ndarray) -> None:
-    view = memoryview(np.ascontiguousarray(elements)).cast("B")
+    view = np.ascontiguousarray(elements).view(np.uint8).data
     while view.nbytes:
         view = view[file.write(view) :]
 

@@ -116,9 +116,9 @@ class _Crew:
 
     def _receive(self) -> None:
         """Waits for messages and takes them."""
-        busy = {w.connection: w for w in self._workers if w.process is not None}
-        for ready in connections.wait(list(busy)):
-            worker = busy[ready]
+        started = [w for w in self._workers if w.process is not None]
+        ready = connections.wait([worker.connection for worker in started])
+        for worker in (w for w in started if w.connection in ready):
             try:
                 number, news = worker.connection.recv()
             except (EOFError, ConnectionResetError) as err:

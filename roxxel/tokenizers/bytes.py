@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from roxxel.errors import ConfigError
-from roxxel.tokenizers.protocol import digest
+from roxxel.tokenizers.protocol import digest, plain_ids
 
 _NUM_BYTES = 256
 _NUL = 0
@@ -58,7 +58,7 @@ class Bytes:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids; special tokens by their names."""
-        values = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
+        values = np.array(plain_ids(ids), np.int64)
         wrong = values[(values < 0) | (values >= self.vocab_size)]
         if wrong.size:
             raise ConfigError(f"id {wrong[0]} is not below {self.vocab_size}.")

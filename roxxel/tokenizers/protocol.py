@@ -64,3 +64,8 @@ def digest(*pieces: bytes) -> str:
         total.update(len(piece).to_bytes(8, "little"))
         total.update(piece)
     return total.hexdigest()
+
+
+def plain_ids(ids: Iterable[int]) -> list[int]:
+    """`ids`, an array on a device too, as the ints that packages take."""
+    return np.asarray(ids if hasattr(ids, "__array__") else list(ids)).tolist()
