@@ -13,7 +13,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from roxxel.building import documents, tokens
+from roxxel.building import input_files, tokens
+from roxxel.building.documents import Patterns
+from roxxel.building.input_files import InputFiles
 from roxxel.building.source import Part
 from roxxel.errors import ConfigError
 
@@ -121,10 +123,10 @@ class ArraySource:
     ):
         self._key = key
         self._dtype = None if dtype is None else tokens.parse_dtype(dtype, "dtype")
-        self._files: list[str] = []
+        self._files: InputFiles | None = None
         self._arrays: Any = inputs
         if _are_paths(inputs):
-            self._files = documents.find_files(cast(documents.Patterns, inputs))
+            self._files = input_files.find(cast(Patterns, inputs))
         elif hasattr(inputs, "__array__"):
             self._arrays = [np.asarray(inputs)]
         elif isinstance(inputs, Iterator):
@@ -136,11 +138,20 @@ class ArraySource:
     def key(self) -> dict:
         """States of files, the given key, or a hash of the content."""
         if self._files:
-            return {"inputs": documents.states(self._files), "options": {}}
+            return {"inputs": self._files.states, "options": {}}
         if self._key is None:
             everything = (doc for part in self.parts() for doc in part.documents())
             self._key = tokens.content_hash(everything)
         return {"inputs": self._key, "options": {}}
+
+    def describe(self) -> dict:
+        """Number and size of files."""
+        return self._files.describe() if self._files else {}
+
+    def check_unchanged(self) -> None:
+        """Raises ConfigError when a file changed since this was made."""
+        if self._files:
+            self._files.check_unchanged()
 
     def parts(self) -> Sequence[Part]:
         """Ranges of rows of files, ranges of lists, else one part.
@@ -149,7 +160,7 @@ class ArraySource:
             ConfigError: A file is damaged, or holds no token ids.
         """
         if self._files:
-            return [part for path in self._files for part in self._parts_of(path)]
+            return [part for path in self._files.paths for part in self._parts_of(path)]
         if isinstance(self._arrays, list | tuple):
             return list(self._memory_parts(self._arrays))
         return [IterablePart(arrays=self._arrays, dtype=self._dtype)]

@@ -3,25 +3,21 @@
 Nothing is downloaded. Data files are streamed, without a copy in the library's cache.
 """
 
-import contextlib
-import dataclasses
-import itertools
+import glob
 import os
 import pathlib
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from roxxel import extras
-from roxxel.building import arrow, documents, tokens
-from roxxel.building.source import Document
+from roxxel.building import arrow, input_files, tokens
+from roxxel.building.documents import Patterns
+from roxxel.building.huggingface_parts import StreamPart, TablePart, file_errors
+from roxxel.building.input_files import InputFiles
 from roxxel.errors import ConfigError
 
 try:
     import datasets
-    import datasets.exceptions
-    import pyarrow as pa
 except ImportError as err:
     raise extras.missing("roxxel.building.huggingface", "datasets", err) from err
 
@@ -35,9 +31,6 @@ _BUILDERS = {
     ".txt": "text",
 }
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-_STREAM_ROWS = 256
-_DATA_ERRORS = (datasets.exceptions.DatasetsError, pa.ArrowException)
-_FILE_ERRORS = (*_DATA_ERRORS, OSError, ValueError)  # with those of pandas and codecs
 # What yields the same examples in the same order one shard after the other.
 _SHARD_BY_SHARD = (
     "ExamplesIterable",
@@ -46,86 +39,6 @@ _SHARD_BY_SHARD = (
     "SelectColumnsIterable",
     "FormattedExamplesIterable",
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class TablePart:
-    """Rows [start, stop) of a `Dataset`; its row 0 is `first_row` of the source."""
-
-    data: datasets.Dataset
-    column: str
-    start: int
-    stop: int
-    batch_rows: int
-    first_row: int = 0
-
-    @property
-    def size(self) -> int:
-        """Rows."""
-        return self.stop - self.start
-
-    def documents(self) -> Iterator[bytes | np.ndarray]:
-        """The column's values, some MB at a time."""
-        tables = self.data.with_format("arrow")
-        for start in range(self.start, self.stop, self.batch_rows):
-            table = tables[start : min(start + self.batch_rows, self.stop)]
-            values = arrow.select(table, self.column)
-            yield from arrow.documents(
-                values, _place(self.column, self.first_row + start)
-            )
-
-    def __reduce__(self):
-        fields = (self.data, self.column, self.start, self.stop, self.batch_rows)
-        if self.data.cache_files:  # of mapped files only the paths are pickled
-            return TablePart, (*fields, self.first_row)
-        row = self.first_row + self.start
-        return _unpacked, (_pack(self), self.column, self.batch_rows, row)
-
-
-@dataclasses.dataclass(frozen=True)
-class StreamPart:
-    """An `IterableDataset`, or one shard of it."""
-
-    data: datasets.IterableDataset
-    column: str
-    where: str
-    is_file: bool
-    size: int = 1
-
-    def documents(self) -> Iterator[Document]:
-        """The column's values.
-
-        Raises:
-            ConfigError: The column is not there or a file cannot be read.
-        """
-        if self.data.features is None:  # types differ from one example to the next
-            return self._from_examples()
-        return self._from_tables()
-
-    def _from_tables(self) -> Iterator[Document]:
-        row = 0
-        tables = self.data.with_format("arrow").iter(batch_size=_STREAM_ROWS)
-        while table := self._next(tables):
-            arrow.find_column(table.schema, self.column, self.where)
-            values = arrow.select(table, self.column)
-            yield from arrow.documents(values, _place(self.column, row, self.where))
-            row += len(values)
-
-    def _from_examples(self) -> Iterator[Document]:
-        place = _place(self.column, 0, self.where)
-        examples = iter(self.data)
-        for row in itertools.count():
-            if (example := self._next(examples)) is None:
-                return
-            yield _document(_value(example, self.column, place(row)), place(row))
-
-    def _next(self, items: Iterator) -> Any:
-        try:
-            return next(items, None)
-        except _FILE_ERRORS as err:
-            if not self.is_file and not isinstance(err, _DATA_ERRORS):
-                raise  # of a function that the user mapped over it
-            raise _unreadable(self.where, err) from err
 
 
 class HuggingFaceSource:
@@ -155,7 +68,7 @@ class HuggingFaceSource:
         data_split: str | None = None,
         key: str | None = None,
     ):
-        self._files: list[str] = []
+        self._files: InputFiles | None = None
         self._key = key
         self._where = "data set"
         self.column = column
@@ -181,13 +94,23 @@ class HuggingFaceSource:
         """States of files, the data set's fingerprint, or a hash of the content."""
         options = {"column": self.column}
         if self._files:
-            return {"inputs": documents.states(self._files), "options": options}
+            return {"inputs": self._files.states, "options": options}
         if isinstance(self._data, datasets.Dataset):
             return {"inputs": self._data._fingerprint, "options": options}
         if self._key is None:
             everything = (doc for part in self.parts() for doc in part.documents())
             self._key = tokens.content_hash(everything)
         return {"inputs": self._key, "options": options}
+
+    def describe(self) -> dict:
+        """The column; number and size of files."""
+        files = self._files.describe() if self._files else {}
+        return {"column": self.column} | files
+
+    def check_unchanged(self) -> None:
+        """Raises ConfigError when a file changed since this was made."""
+        if self._files:
+            self._files.check_unchanged()
 
     def parts(self) -> list[TablePart] | list[StreamPart]:
         """Ranges of rows; shards of an `IterableDataset` if they are in its order."""
@@ -205,7 +128,8 @@ class HuggingFaceSource:
             yield TablePart(data, self.column, start, stop, batch_rows)
 
     def _stream_parts(self, data: datasets.IterableDataset) -> Iterator[StreamPart]:
-        with _file_errors(self._files):
+        files = self._files.paths if self._files else []
+        with file_errors(files):
             names = data.column_names
         if names:
             data = data.select_columns([self._top_column(names)])
@@ -214,8 +138,8 @@ class HuggingFaceSource:
             return
         for i in range(data.num_shards):
             shard = data.shard(data.num_shards, i)
-            named = len(self._files) == data.num_shards
-            where = self._files[i] if named else f"shard {i} of {self._where}"
+            named = len(files) == data.num_shards
+            where = files[i] if named else f"shard {i} of {self._where}"
             yield StreamPart(shard, self.column, where, named)
 
     def _top_column(self, names: list[str]) -> str:
@@ -227,12 +151,12 @@ class HuggingFaceSource:
             f"{', '.join(map(repr, names))}; choose with column=."
         )
 
-    def _from_disk(self, paths: documents.Patterns) -> Any:
+    def _from_disk(self, paths: Patterns) -> Any:
         if isinstance(paths, str | os.PathLike) and os.path.isdir(paths):
             self._where = os.fspath(paths)
             return _saved(self._where)
-        files = documents.find_files(paths)
-        self._files = files
+        self._files = input_files.find(paths)
+        files = self._files.paths
         self._where = files[0] if len(files) == 1 else f"{files[0]} and others"
         return _streamed(files)
 
@@ -256,27 +180,14 @@ def _streamed(files: list[str]) -> datasets.IterableDataset:
         )
     ending = kinds.pop()
     options: dict = {"delimiter": "\t"} if ending == ".tsv" else {}
-    with _file_errors(files):
+    with file_errors(files):
         return datasets.load_dataset(
             _BUILDERS[ending],
-            data_files=files,
+            data_files=list(map(glob.escape, files)),
             split="train",
             streaming=True,
             **options,
         )
-
-
-@contextlib.contextmanager
-def _file_errors(files: list[str]) -> Generator[None]:
-    try:
-        yield
-    except _FILE_ERRORS as err:
-        raise _unreadable(", ".join(files[:3]), err) from err
-
-
-def _unreadable(where: str, err: Exception) -> ConfigError:
-    reason = str(err.__cause__ or err).partition("\n")[0].rstrip(".: ")
-    return ConfigError(f"{where}: cannot be read: {reason}.")
 
 
 def _kind(path: str) -> str:
@@ -309,52 +220,3 @@ def _is_shard_by_shard(data: datasets.IterableDataset) -> bool:
             return False
         step = getattr(step, "ex_iterable", None)
     return data._distributed is None
-
-
-def _place(column: str, first_row: int, where: str = "data set") -> arrow.Place:
-    return lambda i: f"{where}: row {first_row + i} of column {column!r}"
-
-
-def _value(example: dict, column: str, place: str) -> Any:
-    """The value of `column`, a name or a path; None where a part of it is."""
-    if column in example:
-        return example[column]
-    value: Any = example
-    for name in column.split("."):
-        if not isinstance(value, dict) or name not in value:
-            names = ", ".join(map(repr, list(example)[:10])) or "none"
-            raise ConfigError(
-                f"{place}: is not there; columns there: {names}; choose with column=."
-            )
-        value = value[name]
-        if value is None:
-            return None
-    return value
-
-
-def _document(value: Any, place: str) -> Document:
-    if value is None:
-        return b""
-    if isinstance(value, str | bytes):
-        return value
-    array = np.asarray(value)
-    if array.ndim != 1:
-        kind = f"{type(value).__name__} of shape {array.shape}"
-        raise ConfigError(f"{place}: is {kind}, expected text or a list of integers.")
-    if not array.size:
-        return np.empty(0, np.int64)
-    return tokens.integers(array, place)
-
-
-def _pack(part: TablePart) -> bytes:
-    """The rows of a part whose data are in memory, and no others."""
-    table = part.data.with_format("arrow")[part.start : part.stop]
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()
-
-
-def _unpacked(packed: bytes, column: str, batch_rows: int, row: int) -> TablePart:
-    data = datasets.Dataset(pa.ipc.open_stream(packed).read_all())
-    return TablePart(data, column, 0, len(data), batch_rows, row)

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from roxxel.building import documents, megatron_index, tokens
+from roxxel.building import input_files, megatron_index, tokens
+from roxxel.building.documents import Patterns
+from roxxel.building.input_files import InputFiles
 from roxxel.building.megatron_index import Index
 from roxxel.data import paths as shard_paths
 from roxxel.errors import ConfigError
@@ -66,17 +68,27 @@ class MegatronSource:
 
     def __init__(
         self,
-        prefixes: documents.Patterns,
+        prefixes: Patterns,
         *,
         dtype: str | np.dtype | type | None = None,
     ):
         self.prefixes = _find_prefixes(prefixes)
+        self._files = InputFiles(
+            [f"{p}.{end}" for p in self.prefixes for end in ("idx", "bin")]
+        )
         self._dtype = None if dtype is None else tokens.parse_dtype(dtype, "dtype")
 
     def key(self) -> dict:
         """Paths, sizes and times of both files of each pair."""
-        files = [f"{p}.{end}" for p in self.prefixes for end in ("idx", "bin")]
-        return {"inputs": documents.states(files), "options": {}}
+        return {"inputs": self._files.states, "options": {}}
+
+    def describe(self) -> dict:
+        """Number and size of the files."""
+        return self._files.describe()
+
+    def check_unchanged(self) -> None:
+        """Raises ConfigError when a file changed since this was made."""
+        self._files.check_unchanged()
 
     def parts(self) -> list[MegatronPart]:
         """Ranges of documents; reads the headers.
@@ -90,9 +102,11 @@ class MegatronSource:
         index = megatron_index.read_index(prefix)
         tokens.integers(np.empty(0, index.dtype), index.path, self._dtype)
         count = index.num_documents
+        if not count:
+            return
         num_parts = min(count, 1 + index.bin_bytes // tokens.PART_BYTES)
         borders = [count * i // num_parts for i in range(num_parts + 1)]
-        for start, stop in itertools.pairwise(borders if count else []):
+        for start, stop in itertools.pairwise(borders):
             yield MegatronPart(
                 index=index, start=start, stop=stop, converted_to=self._dtype
             )
@@ -126,9 +140,8 @@ def _map_data(index: Index) -> np.ndarray:
     return np.asarray(np.memmap(path, np.uint8, "r", shape=(index.bin_bytes,)))
 
 
-def _find_prefixes(patterns: documents.Patterns) -> list[str]:
-    is_single = isinstance(patterns, str | os.PathLike)
-    texts = [os.fspath(p) for p in ([patterns] if is_single else patterns)]
+def _find_prefixes(patterns: Patterns) -> list[str]:
+    texts = input_files.as_list(patterns)
     if not texts:
         raise ConfigError("no prefix was given, expected at least one.")
     found = {prefix for text in texts for prefix in _matches(text)}

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from roxxel.building import documents, tokens
+from roxxel.building import input_files, tokens
+from roxxel.building.documents import Patterns
 from roxxel.errors import ConfigError
 
 _HEADER_BYTES = 1024
@@ -78,24 +79,30 @@ class BinSource:
 
     def __init__(
         self,
-        patterns: documents.Patterns,
+        patterns: Patterns,
         *,
         end_of_text: int | None = None,
         stored_dtype: str | np.dtype | type = "uint16",
     ):
-        self.files = documents.find_files(patterns)
+        self._files = input_files.find(patterns)
         self.stored_dtype = tokens.parse_dtype(stored_dtype, "stored_dtype")
         self.end_of_text = end_of_text
+        self._options = {
+            "end_of_text": end_of_text,
+            "stored_dtype": self.stored_dtype.str,
+        }
 
     def key(self) -> dict:
         """Paths, sizes and times of the files, and the options."""
-        return {
-            "inputs": documents.states(self.files),
-            "options": {
-                "end_of_text": self.end_of_text,
-                "stored_dtype": self.stored_dtype.str,
-            },
-        }
+        return {"inputs": self._files.states, "options": self._options}
+
+    def describe(self) -> dict:
+        """Number and size of the files, and the options."""
+        return self._files.describe() | self._options
+
+    def check_unchanged(self) -> None:
+        """Raises ConfigError when a file changed since this was made."""
+        self._files.check_unchanged()
 
     def parts(self) -> list[BinPart]:
         """A part a file, more of large ones that are cut at `end_of_text`.
@@ -103,7 +110,7 @@ class BinSource:
         Raises:
             ConfigError: The size of a file is not what its header or dtype asks for.
         """
-        return [part for path in self.files for part in self._parts_of(path)]
+        return [part for path in self._files.paths for part in self._parts_of(path)]
 
     def _parts_of(self, path: str) -> Iterator[BinPart]:
         dtype, offset, count = self._layout(path)

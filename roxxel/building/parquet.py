@@ -1,15 +1,14 @@
 """Parquet files as a source of documents, a few row groups at a time."""
 
 import dataclasses
-import glob
-import os
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import numpy as np
 
 from roxxel import extras
-from roxxel.building import arrow, documents
+from roxxel.building import arrow, input_files
+from roxxel.building.documents import Patterns
 from roxxel.errors import ConfigError
 
 try:
@@ -73,24 +72,34 @@ class ParquetSource:
     name = "parquet"
     unit = "rows"
 
-    def __init__(self, patterns: documents.Patterns, *, column: str = "text"):
-        self.files = documents.find_files(_with_folders(patterns))
+    def __init__(self, patterns: Patterns, *, column: str = "text"):
+        self._files = input_files.find(patterns, in_folders="*.parquet")
+        self._options = {"column": column}
+        self._parts: list[ParquetPart] | None = None
         self.column = column
 
     def key(self) -> dict:
         """Paths, sizes and times of the files, and the column."""
-        return {
-            "inputs": documents.states(self.files),
-            "options": {"column": self.column},
-        }
+        return {"inputs": self._files.states, "options": self._options}
+
+    def describe(self) -> dict:
+        """Number and size of the files, and the options."""
+        return self._files.describe() | self._options
+
+    def check_unchanged(self) -> None:
+        """Raises ConfigError when a file changed since this was made."""
+        self._files.check_unchanged()
 
     def parts(self) -> list[ParquetPart]:
-        """Row groups; reads the footers.
+        """Row groups; reads the footers, once.
 
         Raises:
             ConfigError: A file is no Parquet file, or has no such column.
         """
-        return [part for path in self.files for part in self._parts_of(path)]
+        if self._parts is None:
+            paths = self._files.paths
+            self._parts = [part for path in paths for part in self._parts_of(path)]
+        return self._parts
 
     def _parts_of(self, path: str) -> Iterator[ParquetPart]:
         with _open(path) as file:
@@ -124,17 +133,6 @@ class ParquetSource:
 
 def _groups(metadata: pq.FileMetaData) -> Iterator[pq.RowGroupMetaData]:
     return (metadata.row_group(i) for i in range(metadata.num_row_groups))
-
-
-def _with_folders(patterns: documents.Patterns) -> list[str]:
-    is_single = isinstance(patterns, str | os.PathLike)
-    texts = [os.fspath(p) for p in ([patterns] if is_single else patterns)]
-    return [
-        os.path.join(glob.escape(text), "**", "*.parquet")
-        if os.path.isdir(os.path.expanduser(text))
-        else text
-        for text in texts
-    ]
 
 
 def _open(path: str) -> pq.ParquetFile:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from roxxel import extras
-from roxxel.building import documents, tokens
+from roxxel.building import tokens
+from roxxel.building.input_files import InputFiles
 from roxxel.building.source import Document
 from roxxel.errors import ConfigError
 
@@ -86,6 +87,10 @@ class TfDataSource:
         if self._key is None:
             self._key = tokens.content_hash(self._part.documents())
         return {"inputs": self._key, "options": {"feature": self._part.feature}}
+
+    def describe(self) -> dict:
+        """Which elements, of what."""
+        return {"dataset": self._part.where, "feature": self._part.feature}
 
     def parts(self) -> list[TfPart]:
         """One part: a pipeline has no pieces in order."""
@@ -178,14 +183,23 @@ class TfdsSource:
                 f"tfds {self._builder.info.full_name}: no split {data_split!r}; choose "
                 f"with data_split= one of {names}, or a slice."
             ) from err
+        self._files = InputFiles([os.fspath(path) for path in self._info.filepaths])
 
     def key(self) -> dict:
         """Name and version, and paths, sizes and times of the files."""
-        files = [os.fspath(path) for path in self._info.filepaths]
         return {
-            "inputs": [self._builder.info.full_name, documents.states(files)],
+            "inputs": [self._builder.info.full_name, self._files.states],
             "options": {"feature": self._feature, "split": self._split},
         }
+
+    def describe(self) -> dict:
+        """Name and version, split, feature, number and size of the files."""
+        names = {"dataset": self._builder.info.full_name, "data_split": self._split}
+        return names | {"feature": self._feature} | self._files.describe()
+
+    def check_unchanged(self) -> None:
+        """Raises ConfigError when a file changed since this was made."""
+        self._files.check_unchanged()
 
     def parts(self) -> list[TfPart]:
         """A part a file, or one for a slice."""
