@@ -12,16 +12,24 @@ from roxxel.models.ssm import num_params
 def plan_lines(model: nnx.Module, stream: Any, *, total_steps: int) -> list[str]:
     """The model, the data and the length of the run, for the log."""
     params = nnx.state(model, nnx.Param)
-    epochs = total_steps / stream.steps_per_epoch
     return [
         f"Model {type(model).__name__}, {num_params(model):,} parameters, on "
         f"{jax.device_count()} {jax.devices()[0].platform} device(s) in "
         f"{jax.process_count()} process(es)",
+        *_data_lines(stream, total_steps),
+        "No weight decay on: " + _folded(optim.undecayed_names(params)),
+    ]
+
+
+def _data_lines(stream: Any, total_steps: int) -> list[str]:
+    size = f"{stream.batch_size} x {stream.seq_len} tokens"
+    if not stream.steps_per_epoch:
+        return [f"Plan {total_steps:,} steps of {size}"]
+    return [
         f"Data {stream.dataset.num_elements:,} elements, "
         f"{stream.steps_per_epoch:,} steps an epoch",
-        f"Plan {total_steps:,} steps of {stream.batch_size} x {stream.seq_len} "
-        f"tokens, {epochs:.2f} epochs",
-        "No weight decay on: " + _folded(optim.undecayed_names(params)),
+        f"Plan {total_steps:,} steps of {size}, "
+        f"{total_steps / stream.steps_per_epoch:.2f} epochs",
     ]
 
 

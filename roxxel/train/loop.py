@@ -22,6 +22,7 @@ from roxxel.logger import Logger
 from roxxel.progress import Progress
 from roxxel.train import describe
 from roxxel.train.evaluation import evaluate, make_eval_step
+from roxxel.train.feeds import InputEnded
 from roxxel.train.step import Leaves, TrainStep, make_train_step
 from roxxel.train.stop import StopRequest
 from roxxel.train.timing import StepClock
@@ -115,10 +116,16 @@ class Run:
         start = self.checkpointer.restore()
         saved = self.checkpointer.read_position(start) if start else None
         if saved is not None:
-            _check_position(saved, self.stream.position(start), self.workdir)
+            self._seek(saved, start)
         self.done, self.saved_step = start, start or -1
         self.logger.rewind(start)
         return start
+
+    def _seek(self, saved: dict[str, Any], start: int) -> None:
+        """Brings the stream to a saved position, or refuses it."""
+        _check_position(saved, self.stream, start, self.workdir)
+        if hasattr(self.stream, "restore"):
+            self.stream.restore(saved)
 
     def _describe(self, start: int) -> None:
         total = self.spec.total_steps
@@ -141,7 +148,12 @@ class Run:
             self._progress(start) as progress,
         ):
             while self.done < self.last_step and not self._stop_agreed():
-                batch = next(batches)
+                try:
+                    batch = next(batches)
+                except InputEnded:
+                    self._see_all(unseen, progress)
+                    self._save_alone()
+                    raise
                 self.leaves, metrics = self.train_step.run(self.leaves, batch)
                 self.done += 1
                 unseen.append((self.done, metrics))
@@ -233,6 +245,12 @@ class Run:
         )
         self.saved_step = self.done
 
+    def _save_alone(self) -> None:
+        """Keeps what is done when only this process may know that it cannot go on."""
+        if self.done and jax.process_count() == 1:
+            self._save({})
+            self.checkpointer.wait()
+
     # -- ways to end ---------------------------------------------------------------
 
     def _diverged(self, step: int, loss: float) -> None:
@@ -311,13 +329,23 @@ class Run:
             part.replace(self.workdir / name)
 
 
-def _check_position(saved: dict, current: dict, workdir: pathlib.Path) -> None:
-    """Refuses to continue where the saved step would name other batches."""
+def _check_position(
+    saved: dict[str, Any], stream: Any, step: int, workdir: pathlib.Path
+) -> None:
+    """Refuses to continue where the saved step would name other batches.
+
+    The settings are compared by name first, for all that changed to be named at once.
+    """
     changed = [
-        f"{key} was {saved[key]!r} and is now {current[key]!r}"
-        for key in SAME_ON_RESUME
-        if saved.get(key) != current[key]
+        f"{key} was {saved[key]!r} and is now {now!r}"
+        for key, now in stream.position(step).items()
+        if key in SAME_ON_RESUME and key in saved and saved[key] != now
     ]
+    try:
+        if not changed and stream.step_of(saved) != step:
+            changed = [f"step {step} begins elsewhere"]
+    except ConfigError as err:
+        changed = [str(err).rstrip(".")]
     if changed:
         raise ConfigError(
             f"{workdir} holds a run whose batches were others: {'; '.join(changed)}. "

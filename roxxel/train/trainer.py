@@ -14,7 +14,7 @@ from roxxel.distributed import is_lead
 from roxxel.errors import ConfigError
 from roxxel.logger import Logger
 from roxxel.models.losses import next_token_loss
-from roxxel.train import lock
+from roxxel.train import inputs, lock
 from roxxel.train.evaluation import Evaluation
 from roxxel.train.loop import Run
 from roxxel.train.sample import Sample
@@ -29,8 +29,8 @@ class Trainer:
     Attributes:
       model: makes the NNX module when called with `rngs=`.
       optimizer: an Optax transformation.
-      stream: a `roxxel.RoxxelStream` with `overlap=1`; its batches are
-        `[batch_size, seq_len + 1]` int32.
+      stream: a `roxxel.RoxxelStream` or one of its kin with `overlap=1`, its batches
+        `[batch_size, seq_len + 1]` int32; or what `roxxel.train.inputs.Input` takes.
       total_steps: optimizer steps of the whole run; the schedule's horizon.
       schedule: for the `learning_rate` metric.
       loss: `(model, batch, loss_mask=None) -> (mean loss, counted targets)`.
@@ -64,8 +64,7 @@ class Trainer:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"trainer: {name} must be positive, got {value}.")
-        if not hasattr(self.stream, "steps_per_epoch"):
-            raise ConfigError(f"trainer: stream is {self.stream!r}, not a stream.")
+        self.stream = inputs.as_source(self.stream)
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"trainer: seed must be in [0, 2**32), got {self.seed}.")
         if getattr(self.stream, "start_step", 0):
