@@ -7,7 +7,6 @@ knows its sizes.
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 from collections.abc import Generator
 from typing import Any
@@ -16,7 +15,7 @@ import fiddle as fdl
 from fiddle import daglish
 
 from roxxel.building import cache
-from roxxel.config import failures, imports, sharing
+from roxxel.config import failures, fields, imports, sharing, text
 from roxxel.config.unbuilt import NotBuiltError, UnbuiltStream
 from roxxel.dataset import Roxxel
 from roxxel.errors import ConfigError
@@ -24,9 +23,13 @@ from roxxel.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Unknown:
-    """In place of a value that could not be made; `reason` is a sentence."""
+    """In place of a value that could not be made; `reason` is a sentence.
+
+    `arguments` are what it would have been made from.
+    """
 
     reason: str
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -112,6 +115,8 @@ class _Maker:
             self.values.fields = {
                 str(name): child for name, child in made.__arguments__.items()
             }
+            if self.values.unbuilt:
+                return Unknown("its data are not built.")
         path = daglish.path_str(state.current_path).lstrip(".")
         return self._make(made, sharing.canonical(self.root, path))
 
@@ -122,10 +127,10 @@ class _Maker:
             if missing and hasattr(target, "steps_for"):
                 return UnbuiltStream.like(target, node.__arguments__, missing[0].reason)
             if missing:
-                return missing[0]
+                return Unknown(missing[0].reason, _arguments(node))
             value = fdl.build(node)
         except Exception as err:
-            return self._failed(err, path)
+            return self._failed(err, path, text.show_target(node))
         if isinstance(value, Roxxel):
             return self._found(value, path)
         return value
@@ -134,23 +139,29 @@ class _Maker:
         try:
             self.values.datasets[path] = dataset.open()
         except Exception as err:
-            return self._failed(err, path)
+            return self._failed(err, path, "data set")
         return dataset
 
-    def _failed(self, error: Exception, path: str) -> Unknown:
+    def _failed(self, error: Exception, path: str, target: str) -> Unknown:
         base = getattr(error, "proxy_base_exception", error)
         if isinstance(base, NotBuiltError):
             if not base.is_used:
                 self.values.unbuilt.append(path)
             return Unknown(f"{path}: {base}")
-        problem = failures.from_build(error, functools.partial(_joined, path))
-        text = str(problem) if problem else f"{path}: {imports.one_line(base)}"
-        self.values.problems.append(text)
-        return Unknown(text)
+        problem = failures.from_build(error, lambda below: path)
+        problem_text = str(problem) if problem else imports.one_line(base)
+        if not hasattr(error, "proxy_message"):  # not from within fiddle
+            problem_text = f"{path} ({target}): {problem_text}"
+        self.values.problems.append(problem_text)
+        return Unknown(problem_text)
 
 
-def _joined(path: str, below: str) -> str:
-    return ".".join(filter(None, (path, below)))
+def _arguments(node: fdl.Buildable) -> dict[str, Any]:
+    """Fields with their defaults."""
+    return {
+        name: node.__arguments__.get(name, fields.default_of(node, name))
+        for name in fields.names(node)
+    }
 
 
 def _leaves(node: fdl.Buildable) -> list[Any]:

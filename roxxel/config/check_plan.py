@@ -18,8 +18,7 @@ def plan(
     stream, total = values.get("stream"), values.get("total_steps")
     rows = _row_shards(mesh)
     _check_divides("stream", _spans(stream, total), rows, problems)
-    evaluation = values.get("evaluation")
-    size = getattr(evaluation, "batch_size", None)
+    size = _evaluation_rows(values.fields.get("evaluation"))
     if size and size % rows:
         problems.append(_not_divided("evaluation", size, rows))
     sections = [_length(values, stream, total, rows)]
@@ -28,6 +27,14 @@ def plan(
     if values.get("schedule") is not None and isinstance(total, int):
         sections.append(_schedule(values.get("schedule"), total))
     return sections
+
+
+def _evaluation_rows(evaluation: Any) -> int | None:
+    if isinstance(evaluation, abstract.Unknown):  # of data that are not built
+        size = evaluation.arguments.get("batch_size")
+    else:
+        size = getattr(evaluation, "batch_size", None)
+    return size if isinstance(size, int) and size > 0 else None
 
 
 def _row_shards(mesh: Mapping[str, int]) -> int:
@@ -74,7 +81,7 @@ def _length(values: abstract.Values, stream: Any, total: Any, rows: int) -> str:
         )
     if isinstance(total, int) and stream is not None:
         epochs = _epochs(stream, total)
-        lines.append(f"  {total:,} steps, {stream.tokens(total):,} tokens{epochs}")
+        lines.append(f"  {stream.tokens(total):,} tokens in all{epochs}")
     early = values.get("stop_after")
     if early:
         lines.append(f"  stops early, after step {early:,}")
