@@ -257,6 +257,8 @@ def seqio(
 ) -> Roxxel:
     """One epoch of a SeqIO task or mixture, unshuffled and untrimmed.
 
+    A mixture ends, as in SeqIO, where the first of its tasks has no more examples.
+
     Args:
         task_or_mixture: Its registered name, or the object.
         feature: Such as `targets` or `inputs`.

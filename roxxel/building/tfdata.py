@@ -6,6 +6,7 @@ Nothing is downloaded or prepared: TFDS builders must have their files.
 import dataclasses
 import functools
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -48,7 +49,7 @@ class TfPart:
             for number, value in enumerate(values.as_numpy_iterator()):
                 yield _document(value, f"{self.where}: element {number}")
         except (tf.errors.DataLossError, tf.errors.NotFoundError) as err:
-            reason = str(err.message).partition("\n")[0]
+            reason = _reason(str(err.message))
             raise ConfigError(f"{self.where}: cannot be read: {reason}.") from err
 
 
@@ -106,6 +107,8 @@ def seqio_source(
     key: str | None = None,
 ) -> TfDataSource:
     """One epoch of a SeqIO task or mixture, unshuffled and untrimmed.
+
+    A mixture ends, as in SeqIO, where the first of its tasks has no more examples.
 
     Args:
         task_or_mixture: Its registered name, or the object.
@@ -243,6 +246,11 @@ def _tfds_dataset(name: str, data_dir: str | None, split: str) -> Any:
 def _single(elements: tuple) -> Any:
     """What `Dataset.map` gives a function: a tuple is spread over its arguments."""
     return elements[0] if len(elements) == 1 else elements
+
+
+def _reason(message: str) -> str:
+    """An error of an op without the names of node and op around it."""
+    return re.sub(r"^\{\{.*?\}\} | \[Op:.*", "", message.partition("\n")[0])
 
 
 def _pick(element: Any, feature: str | None, where: str) -> Any:
