@@ -1,0 +1,1 @@
+"""Parts of `benchmarks/data.py`: what is compared, and how it takes turns."""
