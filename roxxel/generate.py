@@ -1,4 +1,6 @@
-"""Sampling with the recurrent form: constant time and memory a token.
+"""Sampling with the recurrent form: a token costs the same at every position.
+
+An attention model's cache holds prompt and continuation, or its window.
 
 Legend: B batch, L prompt length, V vocabulary.
 """
@@ -31,8 +33,7 @@ def generate(
     recurrent step a token.
 
     Args:
-      model: `model(tokens_BL) -> (logits_BLV, state)` and
-        `model.step(tokens_B, state) -> (logits_BV, state)`.
+      model: a `models.language_model.LanguageModel`.
       prompt_BL: int token ids, at least one a row.
       num_tokens: how many to generate.
       rng: a jax random key.
@@ -89,8 +90,10 @@ def _generate(
         token_B = choose(logits_BV, key)
         return (token_B, recurrent), token_B
 
-    logits_BLV, recurrent = model(prompt_BL)
+    batch, length = prompt_BL.shape
+    empty = model.init_state(batch, max_length=length + num_tokens)
+    hidden_BLD, recurrent = model.hidden(prompt_BL, state=empty)
     keys = jax.random.split(rng, num_tokens)
-    first_B = choose(logits_BLV[:, -1], keys[0])
+    first_B = choose(model.logits(hidden_BLD[:, -1:])[:, 0], keys[0])
     _, rest_SB = jax.lax.scan(step, (first_B, recurrent), keys[1:])
     return jnp.concatenate([first_B[:, None], rest_SB.T], axis=1)

@@ -7,26 +7,49 @@ import pytest
 from flax import nnx
 
 from roxxel.generate import generate
+from roxxel.models.hybrid import HybridLM
 from roxxel.models.ssm import Mamba2LM
+from roxxel.models.transformer import TransformerLM
+
+SIZES = {"vocab_size": 32, "d_model": 16, "n_layers": 2}
+SSM = {"state_dim": 8}
+MODELS = {
+    "mamba2": (Mamba2LM, SSM | {"head_dim": 8}),
+    "transformer": (TransformerLM, {"n_heads": 2}),
+    # The continuation goes round the cache more than once.
+    "window": (TransformerLM, {"n_heads": 2, "window": 5}),
+    "hybrid": (HybridLM, SSM | {"n_heads": 2, "n_kv_heads": 1, "ssm_head_dim": 8}),
+}
 
 
-@pytest.fixture(scope="module")
-def model():
-    model = Mamba2LM(
-        vocab_size=32,
-        d_model=16,
-        n_layers=2,
-        head_dim=8,
-        state_dim=8,
-        tie_embeddings=False,  # an untrained tied head only repeats the last token
-        rngs=nnx.Rngs(0),
-    )
+def make(name):
+    model_class, options = MODELS[name]
+    # An untrained tied head only repeats the last token.
+    model = model_class(**SIZES, **options, tie_embeddings=False, rngs=nnx.Rngs(0))
     model.embedding[...] = jax.random.normal(jax.random.key(3), (32, 16))
     return model
 
 
-@pytest.mark.parametrize("length", [1, 2, 7, 70])  # 70: more than a chunk
-def test_greedy_equals_argmax_of_the_full_forward(model, length):
+@pytest.fixture(scope="module")
+def model():
+    return make("mamba2")
+
+
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [
+        ("mamba2", 1),
+        ("mamba2", 2),
+        ("mamba2", 70),  # more than a chunk
+        ("transformer", 1),
+        ("transformer", 7),
+        ("window", 3),
+        ("window", 9),  # the prompt alone exceeds the window
+        ("hybrid", 7),
+    ],
+)
+def test_greedy_equals_argmax_of_the_full_forward(name, length):
+    model = make(name)
     prompt = jax.random.randint(jax.random.key(length), (3, length), 0, 32)
     tokens = generate(model, prompt, 12, rng=jax.random.key(0), temperature=0)
     assert tokens.shape == (3, 12)

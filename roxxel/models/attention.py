@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from roxxel.models import rope
+from roxxel.models import keys, rope
 from roxxel.models.documents import Documents
 from roxxel.models.modules import Linear, RMSNorm
 
@@ -58,7 +58,7 @@ class Attention(nnx.Module):
         out_scale: float = 1.0,
         kernel: Kernel | None = None,
         dtype: jax.typing.DTypeLike = jnp.float32,
-        rngs: nnx.Rngs,
+        rngs: keys.Source,
     ):
         n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
         width = _check_heads(d_model, n_heads, n_kv_heads, head_dim)

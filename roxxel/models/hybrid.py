@@ -71,10 +71,9 @@ class HybridLM(LanguageModel):
             "norm_eps": norm_eps,
             "out_scale": (2 * n_layers) ** -0.5,
             "dtype": compute_dtype,
-            "rngs": rngs,
         }
 
-        def mamba():
+        def mamba(source):
             return Mamba2Block(
                 expand=expand,
                 head_dim=ssm_head_dim,
@@ -86,9 +85,10 @@ class HybridLM(LanguageModel):
                 form=form,
                 scan_lanes=scan_lanes,
                 **common,
+                rngs=source,
             )
 
-        def transformer():
+        def transformer(source):
             return TransformerBlock(
                 n_heads=n_heads,
                 n_kv_heads=n_kv_heads,
@@ -100,6 +100,7 @@ class HybridLM(LanguageModel):
                 bias=bias,
                 kernel=kernel,
                 **common,
+                rngs=source,
             )
 
         makers = {"M": mamba, "A": transformer}
@@ -107,7 +108,7 @@ class HybridLM(LanguageModel):
         super().__init__(
             vocab_size=vocab_size,
             d_model=d_model,
-            make_blocks=lambda: [makers[kind]() for kind in kinds],
+            make_blocks=lambda source: [makers[kind](source) for kind in kinds],
             norm_eps=norm_eps,
             tie_embeddings=tie_embeddings,
             separator_id=separator_id,

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from roxxel.models import documents, layers, ssd, stack
+from roxxel.models import documents, keys, layers, ssd, stack
 from roxxel.models.modules import RMSNorm
 
 _EMBEDDING_STD = 0.02  # with a tied head the first loss is then the log of vocab_size
@@ -47,7 +47,7 @@ class LanguageModel(nnx.Module):
     Args:
       vocab_size: number of token ids.
       d_model: width of the residual stream.
-      make_blocks: makes the blocks; called after the embedding is made.
+      make_blocks: makes the blocks from a source of keys.
       norm_eps: added to the mean square in every norm.
       tie_embeddings: the head is the embedding's transpose.
       separator_id: token that ends a document. Documents are then told from the
@@ -68,7 +68,7 @@ class LanguageModel(nnx.Module):
         *,
         vocab_size: int,
         d_model: int,
-        make_blocks: Callable[[], list],
+        make_blocks: Callable[[keys.Source], list],
         norm_eps: float,
         tie_embeddings: bool,
         separator_id: int | None,
@@ -86,10 +86,12 @@ class LanguageModel(nnx.Module):
         self.remat, self.scan_layers, self.period = remat, scan_layers, period
         self.placement: stack.Placement | None = None
         shape = (vocab_size, d_model, -vocab_size % pad_vocab_to)
-        self.embedding = nnx.Param(_init_embedding(rngs, *shape))
-        head = None if tie_embeddings else _init_embedding(rngs, *shape)
+        source = keys.Keys(rngs)
+        self.embedding = nnx.Param(_init_embedding(source, *shape))
+        head = None if tie_embeddings else _init_embedding(source, *shape)
         self.head = None if head is None else nnx.Param(head)
-        self.blocks = nnx.List(make_blocks())
+        self.blocks = nnx.List(make_blocks(source))
+        source.close()
         self.norm = RMSNorm(d_model, eps=norm_eps)
 
     def __call__(

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from roxxel.models import layers, ssd, ssd_chunk
+from roxxel.models import keys, layers, ssd, ssd_chunk
 from roxxel.models.modules import RMSNorm
 
 # The published ranges: exp(A_log) in [1, 16), dt in [1e-3, 0.1) and at least 1e-4.
@@ -63,7 +63,7 @@ class Mamba2Mixer(nnx.Module):
         dtype: jax.typing.DTypeLike = jnp.float32,
         form: ssd.Form = "scan",
         scan_lanes: int = 1,
-        rngs: nnx.Rngs,
+        rngs: keys.Source,
     ):
         ssd.check_form(form)
         d_inner = expand * d_model

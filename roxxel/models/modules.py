@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from roxxel.models import layers
+from roxxel.models import keys, layers
 
 
 class RMSNorm(nnx.Module):
@@ -38,7 +38,7 @@ class Linear(nnx.Module):
         bias: bool = False,
         out_scale: float = 1.0,
         dtype: jax.typing.DTypeLike = jnp.float32,
-        rngs: nnx.Rngs,
+        rngs: keys.Source,
     ):
         bound = out_scale * in_dim**-0.5
         shape = (in_dim, out_dim)
@@ -67,7 +67,7 @@ class SwiGLU(nnx.Module):
         bias: bool = False,
         out_scale: float = 1.0,
         dtype: jax.typing.DTypeLike = jnp.float32,
-        rngs: nnx.Rngs,
+        rngs: keys.Source,
     ):
         options = {"bias": bias, "dtype": dtype, "rngs": rngs}
         self.gate_proj = Linear(d_model, d_ff, **options)

@@ -100,7 +100,7 @@ class Mamba2LM(LanguageModel):
     ):
         check_sizes(n_layers=n_layers)
 
-        def make_blocks():
+        def make_blocks(source):
             return [
                 Mamba2Block(
                     d_model=d_model,
@@ -116,7 +116,7 @@ class Mamba2LM(LanguageModel):
                     dtype=compute_dtype,
                     form=form,
                     scan_lanes=scan_lanes,
-                    rngs=rngs,
+                    rngs=source,
                 )
                 for _ in range(n_layers)
             ]

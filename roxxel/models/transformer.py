@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from roxxel.models import attention, stack
+from roxxel.models import attention, keys, stack
 from roxxel.models.documents import Documents
 from roxxel.models.language_model import LanguageModel, check_sizes
 from roxxel.models.modules import RMSNorm, SwiGLU, default_d_ff
@@ -28,7 +28,7 @@ class TransformerBlock(nnx.Module):
         bias: bool,
         out_scale: float,
         dtype: jax.typing.DTypeLike,
-        rngs: nnx.Rngs,
+        rngs: keys.Source,
         **attention_options,
     ):
         options = {"bias": bias, "out_scale": out_scale, "dtype": dtype, "rngs": rngs}
@@ -112,7 +112,7 @@ class TransformerLM(LanguageModel):
     ):
         check_sizes(n_layers=n_layers)
 
-        def make_blocks():
+        def make_blocks(source):
             return [
                 TransformerBlock(
                     d_model=d_model,
@@ -128,7 +128,7 @@ class TransformerLM(LanguageModel):
                     kernel=kernel,
                     out_scale=(2 * n_layers) ** -0.5,
                     dtype=compute_dtype,
-                    rngs=rngs,
+                    rngs=source,
                 )
                 for _ in range(n_layers)
             ]
