@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -158,6 +159,76 @@ def test_diff_against_experiments_runs_and_files(tmp_path, monkeypatch, capsys):
         assert capsys.readouterr().out == "model.dim: 9 -> 8\n"
     assert main_lib.main([*diff, "--against=run", "--fdl.model.dim=9"]) == 0
     assert capsys.readouterr().out == "no difference from run\n"
+
+
+@pytest.fixture
+def fake_dot(tmp_path_factory, monkeypatch):
+    """A `dot` on the PATH that wraps what it reads, and fails on the word `fail`."""
+    folder = tmp_path_factory.mktemp("bin")
+    program = folder / "dot"
+    program.write_text(
+        "#!/bin/sh\ntext=$(cat)\n"
+        'case "$text" in *fail*) echo "syntax error in line 1" >&2; exit 1;; esac\n'
+        "echo '<?xml version=\"1.0\"?><svg>'\"$1 $text\"'</svg>'\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+def test_graph_is_drawn_without_graphviz(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    graph = [TOY, "--mode=graph", "--fdl.model.name=a<b>&c"]
+    assert main_lib.main([*graph, "--path=schedule"]) == 0
+    out, err = capsys.readouterr()
+    assert out == (
+        "schedule: toy_experiments.parts.Schedule\n├─ total = 10\n└─ peak = 0.001\n"
+    )
+    assert "dot" in err
+    for name in ("x.svg", "x.html", "x.dot", "x.txt"):
+        assert main_lib.main([*graph, f"--output={name}"]) == 0
+        assert capsys.readouterr().out == f"{name}\n"
+    root = ElementTree.parse("x.svg").getroot()
+    shown = "".join(root.itertext())
+    for words in ("name = 'a<b>&c'", "evaluation: same as schedule", "[1]: "):
+        assert words in shown
+    assert len(root.findall("{*}path[@class='shared']")) == 1
+    page = Path("x.html").read_text()
+    assert page.startswith("<!DOCTYPE html>")
+    assert "<svg" in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+    dot = Path("x.dot").read_text()
+    assert dot.startswith("digraph config {")
+    assert '"" -> "schedule" [label="evaluation"];' in dot
+    assert Path("x.txt").read_text().startswith("toy_experiments.parts.Job\n├─ model: ")
+
+
+def test_graph_is_drawn_by_graphviz(fake_dot, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    graph = [TOY, "--mode=graph"]
+    assert main_lib.main(graph) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith('<?xml version="1.0"?><svg>-Tsvg digraph config {')
+    assert err == ""
+    assert main_lib.main([*graph, "--output=x.html"]) == 0
+    page = Path("x.html").read_text()
+    assert "<svg>-Tsvg digraph" in page
+    assert "<?xml" not in page
+    capsys.readouterr()
+    assert main_lib.main([*graph, "--fdl.model.name=fail"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith("dot failed: syntax error in line 1")
+
+
+def test_stop_after_is_a_flag_of_its_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tiny = "--fdl_config=toy_experiments.tiny.tiny_run"
+    flags = [tiny, "--stop_after=2e1", "--fdl.stop_after=12"]
+    assert main_lib.main([*flags, "--mode=check"]) == 0
+    out, err = capsys.readouterr()
+    assert "stops early, after step 12" in out
+    assert "30 steps" in out
+    assert "--fdl.stop_after=12 replaces --stop_after=2e1." in err
 
 
 def test_installed_package_advertises_experiments(tmp_path, monkeypatch, capsys):

@@ -12,11 +12,12 @@ import pytest
 from roxxel import main as main_lib
 
 TOY = "--fdl_config=toy_experiments.basic.full"
+TINY = "--fdl_config=toy_experiments.tiny.tiny_run"
 
 # (arguments, what the last line has to mention)
 WRONG = [
     # no experiment, or not one
-    ([], ["--fdl_config", "ssm_small"]),
+    ([], ["--fdl_config", "known: "]),
     (["--workdir=x"], ["--fdl_config"]),
     (["--fdl_config="], ["--fdl_config", "empty"]),
     (["--fdl_config"], ["--fdl_config", "missing"]),
@@ -86,6 +87,39 @@ WRONG = [
     ([TOY, "--mode=diff", "--against=./x.json"], ["--against=./x.json", "no such"]),
     ([TOY, "--mode=explain", "--path=model.dimm"], ["--path=model.dimm", "dim"]),
     ([TOY, "--path=model"], ["--path", "explain"]),
+    ([TOY, "--mode=chekc"], ["--mode=chekc", "check"]),
+    ([TOY, "--mode=check", "--path=model"], ["--path", "explain", "graph"]),
+    ([TOY, "--mode=check", "--devices=x"], ["--devices=x", "int"]),
+    ([TOY, "--mode=check", "--memory=16XB"], ["--memory=16XB", "16GiB"]),
+    ([TOY, "--memory=16GiB"], ["--memory", "--mode=check"]),
+    ([TOY, "--devices"], ["--devices", "value is missing"]),
+    ([TOY, "--mode=graph", "--output=x.png"], ["--output=x.png", ".svg"]),
+    ([TOY, "--mode=graph", "--output=no/where/x.svg"], ["no/where/x.svg", "No such"]),
+    ([TOY, "--mode=graph", "--path=modle"], ["--path=modle", "model"]),
+    ([TOY, "--output=x.svg"], ["--output", "--mode=graph"]),
+    ([TOY, "--against=x"], ["--against", "--mode=diff"]),
+    (["--mode=replay"], ["--mode=replay", "--run=DIR"]),
+    (["--mode=replay", "--run=nowhere"], ["--run=nowhere", "config.json"]),
+    ([TOY, "--run=x"], ["--run", "--mode=replay"]),
+    ([TOY, "--stop_after=3"], ["--stop_after=3", "Job", "stop_after", "steps"]),
+    ([TINY, "--stop_after=soon"], ["--stop_after=soon", "int", "soon"]),
+    ([TINY, "--stop_after="], ["--stop_after", "int"]),
+    ([TINY, "--stop_after=0"], ["stop_after", "0"]),
+    ([TINY, "--stopafter=3"], ["--stopafter", "--stop_after"]),
+    # what a shell or a paste makes of a line
+    ([TOY, "\u2013fdl.model.dim=4"], ["\u2013fdl.model.dim=4"]),
+    ([TOY, "--fdl.model.dim", "=", "4"], ["--fdl.model.dim", "="]),
+    ([TOY, "--fdl.model.dim= 4 5"], ["model.dim", "int", "4 5"]),
+    ([TOY, "--fdl.model.dim='8"], ["model.dim", "int", "'8"]),
+    ([TOY, "--fdl_tag.Peak="], ["schedule.peak", "float", "''"]),
+    ([TOY, "--fdl.model.table={k:1"], ["model.table", "dict[str, int]"]),
+    ([TOY, "--fdl.model.table={k}"], ["model.table", "dict[str, int]"]),
+    ([TOY, "--fdl.model.layers[1]]=7"], ["layers[1]]"]),
+    ([TOY, "\\--fdl.model.dim=4"], ["--fdl.model.dim=4"]),
+    ([TOY, "--fdl.model.dim=4;"], ["model.dim", "int", "4;"]),
+    (["--fdl_config=toy_experiments.basic.full(ending='o k)"], ["full(ending='o k)"]),
+    (["--fdl_config=toy_experiments.basic.full dim=3"], ["full dim=3"]),
+    (["--fdl_config", "toy_experiments.basic.full", "(dim=3)"], ["(dim=3)"]),
     ([TOY, ""], ["''"]),
     ([TOY, "--verbosity=loud"], ["verbosity"]),
     # paths

@@ -115,8 +115,7 @@ class _Maker:
             self.values.fields = {
                 str(name): child for name, child in made.__arguments__.items()
             }
-            if self.values.unbuilt:
-                return Unknown("its data are not built.")
+            _leave_out_unknown(made)
         path = daglish.path_str(state.current_path).lstrip(".")
         return self._make(made, sharing.canonical(self.root, path))
 
@@ -154,6 +153,15 @@ class _Maker:
             problem_text = f"{path} ({target}): {problem_text}"
         self.values.problems.append(problem_text)
         return Unknown(problem_text)
+
+
+def _leave_out_unknown(root: fdl.Buildable) -> None:
+    """Take fields that are not known from the root where it can do without them."""
+    for name, value in list(root.__arguments__.items()):
+        if not isinstance(value, Unknown) or not isinstance(name, str):
+            continue
+        if fields.default_of(root, name) is not fields.UNSET:
+            delattr(root, name)
 
 
 def _arguments(node: fdl.Buildable) -> dict[str, Any]:

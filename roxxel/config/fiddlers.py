@@ -88,16 +88,17 @@ def names(module: ModuleType) -> list[str]:
     ]
 
 
+def is_graph(name: str, annotation: str) -> bool:
+    """Whether a parameter stands for a graph, by its name or annotation."""
+    named = name in _GRAPH_NAMES
+    return named or "Buildable" in annotation or "Config" in annotation
+
+
 def _takes_graph(function: Callable[..., Any]) -> bool:
     first = next(iter(inspect.signature(function).parameters.values()), None)
     if first is None:
         return False
-    annotation = str(first.annotation)
-    return (
-        first.name in _GRAPH_NAMES
-        or "Buildable" in annotation
-        or "Config" in (annotation)
-    )
+    return is_graph(first.name, str(first.annotation))
 
 
 def _checked(value: Any, name: str) -> Callable[..., Any]:

@@ -1,10 +1,11 @@
 """`--mode=list`: what can be named on the command line, without importing it."""
 
-import inspect
+import ast
+import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 
-from roxxel.config import discover, fiddlers, imports
-from roxxel.errors import ConfigError
+from roxxel.config import discover, fiddlers
 
 TAGS_MODULE = "configs.tags"
 
@@ -32,30 +33,39 @@ def experiments() -> list[Row]:
 
 
 def fiddler_rows(module: str | None) -> Iterator[Row]:
-    """The fiddlers of a module; none where it cannot be imported."""
-    try:
-        if not module or not imports.exists(module):
-            return
-        loaded = imports.load(module)
-    except ConfigError:
-        return
-    for name in fiddlers.names(loaded):
-        yield name, _summary(getattr(loaded, name))
+    """The fiddlers that the source of a module defines; none where it has none."""
+    for node in _definitions(module):
+        if isinstance(node, ast.FunctionDef) and _takes_graph(node):
+            yield node.name, _summary(node)
 
 
 def tags() -> Iterator[Row]:
     """The tags of `configs.tags`."""
+    for node in _definitions(TAGS_MODULE):
+        if isinstance(node, ast.ClassDef):
+            yield node.name, _summary(node)
+
+
+def _definitions(module: str | None) -> list[ast.stmt]:
+    """The public functions and classes in the source of a module."""
     try:
-        if not imports.exists(TAGS_MODULE):
-            return
-        loaded = imports.load(TAGS_MODULE)
-    except ConfigError:
-        return
-    for name, value in vars(loaded).items():
-        if inspect.isclass(value) and value.__module__ == TAGS_MODULE:
-            yield name, _summary(value)
+        spec = importlib.util.find_spec(module) if module else None
+        source = Path(spec.origin or "").read_text("utf-8") if spec else ""
+        body = ast.parse(source).body
+    except (ImportError, OSError, SyntaxError, ValueError):
+        return []  # a broken module is reported when it is asked for
+    named = (ast.FunctionDef, ast.ClassDef)
+    return [node for node in body if isinstance(node, named) and node.name[0] != "_"]
 
 
-def _summary(value: object) -> str:
-    lines = (inspect.getdoc(value) or "").splitlines()
+def _takes_graph(function: ast.FunctionDef) -> bool:
+    first = next(iter([*function.args.posonlyargs, *function.args.args]), None)
+    if first is None:
+        return False
+    annotation = ast.unparse(first.annotation) if first.annotation else ""
+    return fiddlers.is_graph(first.arg, annotation)
+
+
+def _summary(node: ast.FunctionDef | ast.ClassDef) -> str:
+    lines = (ast.get_docstring(node) or "").splitlines()
     return lines[0] if lines else ""

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from roxxel.data import steps
+from roxxel.data import steps as steps_lib
 
 
 class NotBuiltError(Exception):
@@ -17,11 +17,10 @@ class NotBuiltError(Exception):
 
 
 class UnbuiltStream:
-    """Sizes of a stream whose data are not there: what needs no content.
+    """Sizes of a stream whose data are not there; its content raises `NotBuiltError`.
 
     Raises:
       ConfigError: a size is wrong.
-      NotBuiltError: there are phases, or rows whose shape the data decide.
     """
 
     planned_steps = None
@@ -31,16 +30,20 @@ class UnbuiltStream:
         self, *, seq_len: int, batch_size: int, overlap: int, seed: int, reason: str
     ):
         self.reason = reason
-        self.seq_len = steps.positive("seq_len", seq_len)
-        self.batch_size = steps.positive("batch_size", batch_size)
-        self.overlap = steps.not_negative("overlap", overlap)
+        self.seq_len = steps_lib.positive("seq_len", seq_len)
+        self.batch_size = steps_lib.positive("batch_size", batch_size)
+        self.overlap = steps_lib.not_negative("overlap", overlap)
         self.seed = seed
 
     @classmethod
     def like(
         cls, target: Callable[..., Any], arguments: Mapping[Any, Any], reason: str
     ) -> "UnbuiltStream":
-        """Stands for `target(**arguments)`, a stream of unbuilt data."""
+        """Stands for `target(**arguments)`, a stream of unbuilt data.
+
+        Raises:
+          NotBuiltError: it has phases, or rows whose shape the data decide.
+        """
         bound = inspect.signature(target).bind_partial(**arguments)
         bound.apply_defaults()
         given = bound.arguments
@@ -54,27 +57,16 @@ class UnbuiltStream:
             reason=reason,
         )
 
-    @property
-    def steps_per_epoch(self) -> NoReturn:
-        """Not known.
-
-        Raises:
-          NotBuiltError: always.
-        """
+    def _not_there(self, *arguments: Any) -> NoReturn:
         raise NotBuiltError(self.reason, is_used=True)
 
-    @property
-    def dataset(self) -> NoReturn:
-        """Not there.
+    place = steps = position = batch = _not_there
+    steps_per_epoch = property(_not_there)
+    dataset = property(_not_there)
 
-        Raises:
-          NotBuiltError: always.
-        """
-        raise NotBuiltError(self.reason, is_used=True)
-
-    def spans(self) -> tuple[steps.Span, ...]:
+    def spans(self) -> tuple[steps_lib.Span, ...]:
         """All steps have one shape."""
-        return (steps.Span(0, None, self.batch_size, self.seq_len),)
+        return (steps_lib.Span(0, None, self.batch_size, self.seq_len),)
 
     def tokens(self, step: int) -> int:
         """Elements predicted in the first `step` steps."""
