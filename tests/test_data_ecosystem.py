@@ -96,21 +96,34 @@ def test_an_open_data_set_is_pickled_as_its_place(images):
     np.testing.assert_array_equal(pickle.loads(raw)[7], IMAGES[7])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_torch_loads_batches(images, workers):
+@pytest.mark.parametrize("method", [None, "fork", "spawn", "forkserver"])
+def test_torch_loads_batches(images, method):
     torch_data = pytest.importorskip("torch.utils.data", reason="torch is not there")
-    loader = torch_data.DataLoader(images, batch_size=8, num_workers=workers)
+    images[0]  # open when it goes to the workers
+    workers = {"num_workers": 2, "multiprocessing_context": method} if method else {}
+    loader = torch_data.DataLoader(images, batch_size=8, **workers)
     got = np.concatenate([batch.numpy() for batch in loader])
     np.testing.assert_array_equal(got, IMAGES)
-    shuffled = torch_data.DataLoader(
-        images,
-        batch_size=8,
-        shuffle=True,
-        num_workers=workers,
-        multiprocessing_context="spawn" if workers else None,
-    )
+    if method not in (None, "fork"):
+        return  # starting the workers takes seconds
+    shuffled = torch_data.DataLoader(images, batch_size=8, shuffle=True, **workers)
     got = np.concatenate([batch.numpy() for batch in shuffled])
     assert sorted(x.tobytes() for x in got) == sorted(x.tobytes() for x in IMAGES)
+
+
+def test_torch_asks_for_many_records_at_once(images, monkeypatch):
+    torch_data = pytest.importorskip("torch.utils.data", reason="torch is not there")
+    asked = []
+    many = Roxxel.__getitems__
+
+    def noted(self, indices):
+        asked.append(list(indices))
+        return many(self, indices)
+
+    monkeypatch.setattr(Roxxel, "__getitems__", noted)
+    batches = list(torch_data.DataLoader(images, batch_size=32))
+    assert asked == [list(range(32)), list(range(32, 40))]
+    assert [tuple(batch.shape) for batch in batches] == [(32, 4, 3), (8, 4, 3)]
 
 
 def test_grain_reads_it_as_a_source(images):
@@ -121,7 +134,21 @@ def test_grain_reads_it_as_a_source(images):
     assert sorted(x.tobytes() for x in got) == sorted(x.tobytes() for x in IMAGES)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+def test_grain_resumes_where_it_stopped(images):
+    grain = pytest.importorskip("grain", reason="grain is not there")
+    dataset = grain.MapDataset.source(images).shuffle(seed=3).repeat(2).batch(8)
+    iterator = iter(dataset.to_iter_dataset())
+    seen = [next(iterator) for _ in range(3)]
+    state = iterator.get_state()
+    rest = list(iterator)
+    again = iter(dataset.to_iter_dataset())
+    again.set_state(state)
+    for got, expected in zip(again, rest, strict=True):
+        np.testing.assert_array_equal(got, expected)
+    assert len(seen) + len(rest) == 2 * 40 // 8
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 def test_grain_loads_batches(images, run_python, tmp_path, workers):
     pytest.importorskip("grain", reason="grain is not there")
     script = f"""

@@ -1,9 +1,11 @@
 """Parquet files and Hugging Face data sets as sources, and built from."""
 
 import gzip
+import importlib
 import pathlib
 import pickle
 import resource
+import sys
 
 import numpy as np
 import pytest
@@ -409,3 +411,22 @@ def test_input_files_that_vanish(tmp_path):
     (tmp_path / "a").unlink()
     with pytest.raises(ConfigError, match="/a: cannot be read: No such file"):
         files.check_unchanged()
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "extra"),
+    [
+        ("parquet", "pyarrow", "parquet"),
+        ("huggingface", "datasets", "datasets"),
+        ("tfdata", "tensorflow", "seqio"),
+    ],
+)
+def test_a_missing_extra_is_named(module, package, extra, monkeypatch):
+    for name in list(sys.modules):
+        if name.startswith(("roxxel.building.arrow", "roxxel.building.hugg")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, f"roxxel.building.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    message = rf"needs {package}.*: pip install 'roxxel\[{extra}\]'"
+    with pytest.raises(ImportError, match=message):
+        importlib.import_module(f"roxxel.building.{module}")
