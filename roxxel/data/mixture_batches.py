@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from roxxel.data.joint_rows import JointRows
 from roxxel.data.mixture import Leg, Source
 from roxxel.data.rows import RowWindow, aligned_empty
 
@@ -81,6 +82,9 @@ class MixedWindow:
         dtype: np.dtype,
     ):
         self._parts = [(places, places.tolist(), rows) for places, rows in parts]
+        places, windows = zip(*parts, strict=True)
+        can_join = len(parts) > 1 and JointRows.can_join(windows)
+        self._joint = JointRows(places, windows) if can_join else None
         self._width = width
         self._dtype = dtype
 
@@ -91,6 +95,10 @@ class MixedWindow:
         """
         if len(self._parts) == 1:
             return self._parts[0][2].read(start, stop)
+        joint = self._joint.read(start, stop) if self._joint else None
+        return self._read_apart(start, stop) if joint is None else joint
+
+    def _read_apart(self, start: int, stop: int) -> np.ndarray:
         out = aligned_empty((stop - start, self._width), self._dtype)
         for places, listed, rows in self._parts:
             begin = bisect.bisect_left(listed, start)
