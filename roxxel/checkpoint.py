@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from absl import logging
 
-from roxxel.checkpointing import comparison, files, place, record
+from roxxel.checkpointing import comparison, files, place, record, renaming
 from roxxel.checkpointing.files import CheckpointError as CheckpointError
 from roxxel.errors import ConfigError
 
@@ -34,10 +34,11 @@ except ImportError as err:
 class Checkpointer:
     """Saves and restores the state of an NNX model and optimizer.
 
-    Kept are the newest `max_to_keep` checkpoints and the best by `best_metric`. Newest
-    means saved last; best the lowest (`best_mode="min"`) or highest (`"max"`) finite
-    value: a save without the metric, or with NaN, is never best. Older ones go only
-    after a newer one is complete. Saving a step that exists replaces it.
+    Kept are the newest `max_to_keep` checkpoints, the best by `best_metric` and those
+    saved as a milestone. Newest means saved last; best the lowest (`best_mode="min"`)
+    or highest (`"max"`) finite value: a save without the metric, or with NaN, is never
+    best. Older ones go only after a newer one is complete. Saving a step that exists
+    replaces it.
 
     Closing, leaving the with-block and the end of the interpreter wait for the write in
     progress. A write that failed is raised by the next call that waits (`save`,
@@ -108,6 +109,7 @@ class Checkpointer:
         metrics_dict: dict | None = None,
         *,
         position: dict | None = None,
+        milestone: bool = False,
     ) -> int:
         """Saves the state after `step` completed steps; returns the step stored.
 
@@ -126,6 +128,7 @@ class Checkpointer:
           metrics_dict: scalars by name: Python, numpy or jax, finished or not.
           position: JSON values that `read_position` gives back, such as
             `stream.position(step)`.
+          milestone: keep this checkpoint whatever comes after it.
 
         Raises:
           ConfigError: step, a metric or the position is unfit; nothing is written.
@@ -138,6 +141,7 @@ class Checkpointer:
                 "label": step,
                 "metrics": record.plain_metrics(metrics_dict),
                 "position": record.checked_position(position),
+                "milestone": milestone,
             }
             leaves = state.named_leaves(self._objects)
             entry["arrays"] = {n: state.describe(n, leaf) for n, leaf in leaves.items()}
@@ -186,6 +190,7 @@ class Checkpointer:
         *,
         partial: bool = False,
         model_only: bool = False,
+        rules: renaming.Rules | None = None,
     ) -> int:
         """Restores model and optimizer; returns the number of completed steps.
 
@@ -198,6 +203,8 @@ class Checkpointer:
           partial: restore the arrays of same path, shape and dtype; the others keep
             their values, and `restored` and the log list them.
           model_only: leave the optimizer as it is.
+          rules: names of arrays in the checkpoint to names in the model, or to None to
+            leave them out: `{"old.*": "new.*"}`, see `roxxel.checkpointing.renaming`.
 
         Returns:
           Completed steps of the restored checkpoint; 0, with nothing restored, when
@@ -216,19 +223,20 @@ class Checkpointer:
                 if name == "model" or not model_only
             }
             self._check_objects(objects)
-            found, self._restored = self._restore(step, objects, partial)
+            how: restoring.How = {"partial": partial, "rules": rules}
+            found, self._restored = self._restore(step, objects, how)
             if found is None:
                 return 0
             self._last = (found.number, self._updates())
             self._report(found)
             return found.number
 
-    def _restore(self, step, objects, partial):
+    def _restore(self, step, objects, how):
         if step is None:
-            result = restoring.newest_readable(self._root, objects, partial=partial)
+            result = restoring.newest_readable(self._root, objects, **how)
             return result or (None, None)
         found = files.find(self._root, step, self._keep)
-        return found, restoring.into_objects(found, objects, partial=partial)
+        return found, restoring.into_objects(found, objects, **how)
 
     def _report(self, step: files.Step) -> None:
         if jax.process_index() != 0 or self._restored is None:

@@ -34,7 +34,7 @@ class CheckpointError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Keep:
-    """What stays: the newest `newest` (None: all) and the best by `metric`."""
+    """What stays: the newest `newest` (None: all), the best by `metric`, milestones."""
 
     newest: int | None
     metric: str | None
@@ -188,7 +188,7 @@ def prune(root: pathlib.Path, keep: Keep) -> None:
     steps, _ = scan(root)
     best = keep.best(steps)
     for step in [] if keep.newest is None else steps[keep.newest :]:
-        if step is not best:
+        if step is not best and not step.record.get("milestone"):
             _remove(step.path)
 
 

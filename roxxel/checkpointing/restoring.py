@@ -2,14 +2,14 @@
 
 import json
 import pathlib
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import numpy as np
 from absl import logging
 from jax.experimental import multihost_utils
 
-from roxxel.checkpointing import comparison, files, state
+from roxxel.checkpointing import comparison, files, renaming, state
 from roxxel.errors import ConfigError
 
 # What a damaged file raises. Not RuntimeError: out of memory must not look like damage.
@@ -17,8 +17,19 @@ _DAMAGE = (ValueError, OSError, KeyError, TypeError)
 _MESSAGE_BYTES = 4096
 
 
+class How(TypedDict):
+    """What may differ between a checkpoint and the objects."""
+
+    partial: bool
+    rules: renaming.Rules | None
+
+
 def newest_readable(
-    root: pathlib.Path, objects: dict[str, Any], *, partial: bool
+    root: pathlib.Path,
+    objects: dict[str, Any],
+    *,
+    partial: bool,
+    rules: renaming.Rules | None,
 ) -> tuple[files.Step, comparison.Comparison] | None:
     """Restores the newest complete step that can be read; None if nothing is there.
 
@@ -32,7 +43,7 @@ def newest_readable(
         step = files.inspect(root / name)
         assert isinstance(step, files.Step)
         try:
-            matched = into_objects(step, objects, partial=partial)
+            matched = into_objects(step, objects, partial=partial, rules=rules)
         except files.CheckpointError as err:
             skipped.append(str(err))
             continue
@@ -53,7 +64,11 @@ def _warn_of(root: pathlib.Path, skipped: list[str]) -> None:
 
 
 def into_objects(
-    step: files.Step, objects: dict[str, Any], *, partial: bool
+    step: files.Step,
+    objects: dict[str, Any],
+    *,
+    partial: bool,
+    rules: renaming.Rules | None,
 ) -> comparison.Comparison:
     """Restores one step; on any error the objects are as they were.
 
@@ -64,8 +79,10 @@ def into_objects(
     """
     targets = state.named_leaves(objects)
     wanted = {name: state.describe(name, leaf) for name, leaf in targets.items()}
-    recorded = step.record["arrays"].items()
-    stored = {name: what for name, what in recorded if name.split("/")[0] in objects}
+    recorded = step.record["arrays"]
+    names = [name for name in recorded if name.split("/")[0] in objects]
+    origins = renaming.origins(names, rules)
+    stored = {name: recorded[old] for name, old in origins.items()}
     found = comparison.compare(wanted, stored)
     if not found.matching or not (partial or found.complete):
         hint = "" if partial else " partial=True restores the arrays that match."
@@ -73,8 +90,9 @@ def into_objects(
             f"the checkpoint of step {step.number} ({step.path}) does not fit: "
             f"{found}.{hint}"
         )
-    values = _read(step, {name: targets[name] for name in found.matching})
-    state.assign(objects, values)
+    wanted_by_old = {origins[name]: targets[name] for name in found.matching}
+    values = _read(step, wanted_by_old)
+    state.assign(objects, {name: values[origins[name]] for name in found.matching})
     return found
 
 

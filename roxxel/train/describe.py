@@ -7,41 +7,50 @@ from flax import nnx
 
 from roxxel import optim
 from roxxel.models.ssm import num_params
+from roxxel.train.evaluation import Evaluation
+from roxxel.train.plan import Plan
 
 
-def plan_lines(model: nnx.Module, stream: Any, *, total_steps: int) -> list[str]:
-    """The model, the data and the length of the run, for the log."""
+def plan_lines(
+    model: nnx.Module, stream: Any, plan: Plan, evaluation: Evaluation | None
+) -> list[str]:
+    """The model, the data and the plan of the run, for the log."""
     params = nnx.state(model, nnx.Param)
     return [
         f"Model {type(model).__name__}, {num_params(model):,} parameters, on "
         f"{jax.device_count()} {jax.devices()[0].platform} device(s) in "
         f"{jax.process_count()} process(es)",
-        *_data_lines(stream, total_steps),
+        *_data_line(stream, plan.total_steps),
+        *plan.lines(),
+        *([] if evaluation is None else [f"Evaluation of {evaluation.describe()}"]),
         "No weight decay on: " + _folded(optim.undecayed_names(params)),
     ]
 
 
-def _data_lines(stream: Any, total_steps: int) -> list[str]:
-    size = f"{stream.batch_size} x {stream.seq_len} tokens"
+def _data_line(stream: Any, total_steps: int) -> list[str]:
     if not stream.steps_per_epoch:
-        return [f"Plan {total_steps:,} steps of {size}"]
+        return []
+    data = getattr(stream, "dataset", stream)
+    elements = getattr(data, "num_elements", stream.tokens(stream.steps_per_epoch))
+    epochs = total_steps / stream.steps_per_epoch
     return [
-        f"Data {stream.dataset.num_elements:,} elements, "
-        f"{stream.steps_per_epoch:,} steps an epoch",
-        f"Plan {total_steps:,} steps of {size}, "
-        f"{total_steps / stream.steps_per_epoch:.2f} epochs",
+        f"Data {elements:,} elements, {stream.steps_per_epoch:,} steps an epoch, "
+        f"{epochs:.2f} epochs in all"
     ]
 
 
 def run_record(
-    model: nnx.Module, stream: Any, *, start: int, total_steps: int
+    model: nnx.Module, stream: Any, plan: Plan, *, start: int
 ) -> dict[str, Any]:
     """What only the running program knows, for `run.json`."""
+    position = stream.position(start)
+    position.pop("parts", None)  # states of iterators belong to checkpoints
     return {
         "parameters": num_params(model),
         "devices": [str(device) for device in jax.devices()],
-        "position": stream.position(start),
-        "total_steps": total_steps,
+        "position": position,
+        "total_steps": plan.total_steps,
+        "plan": plan.record(),
     }
 
 

@@ -12,6 +12,8 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from roxxel import sharding
+from roxxel.budget import Length
+from roxxel.data.placement import check_divides
 from roxxel.errors import ConfigError
 from roxxel.train.step import LossFn
 
@@ -27,20 +29,23 @@ class Evaluation:
       dataset: a `roxxel.Roxxel`.
       seq_len: predictions a window.
       batch_size: windows a batch over all processes.
-      every: steps between evaluations; one more comes at the end of the run.
+      every: how often, as a `roxxel.budget.Length` (steps, a fraction of the run, text
+        with a unit); one more evaluation comes at the end of the run.
+      max_batches: look at the first so many only; None for the whole set.
       name: prefix of the metrics.
     """
 
     dataset: Any
     seq_len: int
     batch_size: int = 8
-    every: int | None = None
+    every: Length | None = None
+    max_batches: int | None = None
     name: str = "eval"
 
     def __post_init__(self):
-        for field in ("seq_len", "batch_size", "every"):
+        for field in ("seq_len", "batch_size", "max_batches", "every"):
             value = getattr(self, field)
-            if value is not None and value <= 0:
+            if isinstance(value, int | float) and value <= 0:
                 raise ConfigError(f"evaluation: {field} must be positive, got {value}.")
         if np.dtype(self.dataset.dtype).kind not in "iu":
             raise ConfigError(
@@ -54,17 +59,28 @@ class Evaluation:
         return max(0, self.dataset.num_elements - 1)
 
     def check_divides(self, mesh: Mesh | None) -> None:
-        """Raises a ConfigError unless the batch divides over the mesh's first axis."""
-        if mesh is not None and self.batch_size % mesh.devices.shape[0]:
-            raise ConfigError(
-                f"evaluation: batch_size {self.batch_size} not divisible by "
-                f"{mesh.devices.shape[0]} devices on axis {mesh.axis_names[0]}."
-            )
+        """Raises a ConfigError unless the batch divides over the mesh's data axes."""
+        placement = sharding.batch_sharding(mesh)
+        if placement is not None:
+            name = f"evaluation: batch_size {self.batch_size}"
+            check_divides(placement, [name], (self.batch_size,))
+
+    def describe(self) -> str:
+        """What one evaluation looks at, in words."""
+        windows = self._num_windows()
+        counted = min(self.num_targets, windows * self.seq_len)
+        cut = "" if counted == self.num_targets else f" of {self.num_targets:,}"
+        return f"{self.name}: {counted:,}{cut} elements in {windows:,} windows"
+
+    def _num_windows(self) -> int:
+        windows = -(-self.num_targets // self.seq_len)
+        if self.max_batches is None:
+            return windows
+        return min(windows, self.max_batches * self.batch_size)
 
     def batches(self, mesh: Mesh | None) -> Iterator[tuple[jax.Array, jax.Array]]:
         """Yields (tokens [batch, seq_len + 1] int32, loss mask of the same shape)."""
-        windows = -(-self.num_targets // self.seq_len)
-        for first in range(0, windows, self.batch_size):
+        for first in range(0, self._num_windows(), self.batch_size):
             yield (
                 _placed(self._tokens, first, self.batch_size, self.seq_len + 1, mesh),
                 _placed(self._mask, first, self.batch_size, self.seq_len + 1, mesh),

@@ -16,8 +16,8 @@ Mark = dict[str, Any]
 # How sources tell and take a state: grain; torchdata and Hugging Face datasets.
 _PAIRS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 
-# A state of Hugging Face `datasets` that does not hold the rows in its shuffle buffer.
-_INEXACT = "BufferShuffledExamplesIterable"
+# The part of a Hugging Face data set whose rows in memory are missing in its state.
+_SHUFFLE_BUFFER = "BufferShuffledExamplesIterable"
 
 
 class InputEnded(ConfigError):
@@ -36,7 +36,7 @@ class Feed:
         self._epochs = epochs
         self._iterator: Any = None
         self._initial: Any = None
-        self._exact = True
+        self._exact = not _has_shuffle_buffer(source)
         self._ahead: tuple[Any, Mark] | None = None
         self._mark: Mark = {"epoch": 0, "taken": 0, "state": None}
 
@@ -132,7 +132,6 @@ class Feed:
         self._iterator = iter(self._source)
         if owner is None:
             self._set_iterator_state(state, is_new)
-        self._exact = _INEXACT not in repr(self._initial)
         self._mark = {"epoch": epoch, "taken": 0, "state": self._state()}
 
     def _is_renewable(self) -> bool:
@@ -164,3 +163,16 @@ class Feed:
 
 def _empty(source: Any) -> ConfigError:
     return ConfigError(f"the input, a {type(source).__name__}, has no items.")
+
+
+def _has_shuffle_buffer(source: Any) -> bool:
+    """Whether an iterable of `datasets` shuffles in memory, anywhere in its chain."""
+    parts = [source]
+    while parts:
+        part = parts.pop()
+        if type(part).__name__ == _SHUFFLE_BUFFER:
+            return True
+        parts += getattr(part, "ex_iterables", [])
+        inner = [getattr(part, name, None) for name in ("_ex_iterable", "ex_iterable")]
+        parts += [each for each in inner if each is not None]
+    return False

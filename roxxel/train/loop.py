@@ -20,9 +20,12 @@ from roxxel import sharding
 from roxxel.errors import EXIT_OK, EXIT_RESTART, ConfigError, DivergedError
 from roxxel.logger import Logger
 from roxxel.progress import Progress
-from roxxel.train import describe
+from roxxel.train import describe, ending
 from roxxel.train.evaluation import evaluate, make_eval_step
 from roxxel.train.feeds import InputEnded
+from roxxel.train.plan import make_plan
+from roxxel.train.programs import StepPrograms
+from roxxel.train.start import begin, position
 from roxxel.train.step import Leaves, TrainStep, make_train_step
 from roxxel.train.stop import StopRequest
 from roxxel.train.timing import StepClock
@@ -36,19 +39,6 @@ MAX_STEPS_AHEAD = 2
 
 # Several processes agree on a stop only this often: it costs a wait for the device.
 AGREE_EVERY_STEPS = 10
-
-# What makes the batch of a step, of `RoxxelStream.position`; causes before effects.
-SAME_ON_RESUME = (
-    "seed",
-    "batch_size",
-    "seq_len",
-    "overlap",
-    "fingerprint",
-    "epoch",
-    "rows_in_epoch",
-)
-
-SUMMARY_FILE = "summary.json"
 
 # Steps that were dispatched and whose results the host has not looked at.
 _Unseen = collections.deque[tuple[int, dict[str, jax.Array]]]
@@ -80,8 +70,9 @@ class Run:
                 optimizer=self.optimizer,
             )
         )
-        self.clock = StepClock(self.stream.batch_size * self.stream.seq_len)
-        self.last_step = min(spec.total_steps, spec.stop_after or spec.total_steps)
+        self.clock = StepClock()
+        self.plan = make_plan(spec)
+        self.last_step = self.plan.last_step
         self.last_eval: dict[str, float] = {}
         self.saved_step = -1
         self.done = 0
@@ -92,8 +83,7 @@ class Run:
 
     def run(self) -> int:
         """Trains what is left, and finishes; the exit code."""
-        start = self._restore()
-        self._describe(start)
+        start = self._begin()
         if start >= self.last_step and not self._unfinished():
             self.logger.log_message(
                 f"Nothing left to train: {start} of {self.last_step} steps are done. "
@@ -112,37 +102,36 @@ class Run:
 
     # -- before the loop ---------------------------------------------------------
 
-    def _restore(self) -> int:
-        start = self.checkpointer.restore()
-        saved = self.checkpointer.read_position(start) if start else None
-        if saved is not None:
-            self._seek(saved, start)
-        self.done, self.saved_step = start, start or -1
-        self.logger.rewind(start)
-        return start
-
-    def _seek(self, saved: dict[str, Any], start: int) -> None:
-        """Brings the stream to a saved position, or refuses it."""
-        _check_position(saved, self.stream, start, self.workdir)
-        if hasattr(self.stream, "restore"):
-            self.stream.restore(saved)
-
-    def _describe(self, start: int) -> None:
-        total = self.spec.total_steps
-        self.logger.log_message(f"Work directory {self.workdir}")
-        for line in describe.plan_lines(self.model, self.stream, total_steps=total):
-            self.logger.log_message(line)
-        if start:
-            self.logger.log_message(f"Resuming after step {start} of {total}")
-        record = describe.run_record(
-            self.model, self.stream, start=start, total_steps=total
+    def _begin(self) -> int:
+        """Restores or makes a beginning, and tells the plan; the completed steps."""
+        begun = begin(
+            self.spec,
+            self.plan,
+            self.stream,
+            self.model,
+            self.checkpointer,
+            self.workdir,
         )
-        self._write("run.json", _json(self.run_info | record))
+        self.done, self.saved_step = begun.step, begun.step or -1
+        self.logger.rewind(begun.step)
+        plan = describe.plan_lines(
+            self.model, self.stream, self.plan, self.spec.evaluation
+        )
+        for line in (f"Work directory {self.workdir}", *plan, *begun.lines):
+            self.logger.log_message(line)
+        record = describe.run_record(
+            self.model, self.stream, self.plan, start=begun.step
+        )
+        self._write("run.json", _json(self.run_info | record | begun.record))
+        return begun.step
 
     # -- the loop ----------------------------------------------------------------
 
     def _loop(self, start: int) -> None:
         unseen: _Unseen = collections.deque()
+        programs = StepPrograms(
+            self.train_step, self.leaves, self.stream, self.plan.started_spans()
+        )
         with (
             contextlib.closing(self.stream.steps(start, self.last_step)) as batches,
             self._progress(start) as progress,
@@ -154,7 +143,8 @@ class Run:
                     self._see_all(unseen, progress)
                     self._save_alone()
                     raise
-                self.leaves, metrics = self.train_step.run(self.leaves, batch)
+                self.leaves, metrics = programs.run(self.leaves, batch)
+                programs.prepare_after(self.done)
                 self.done += 1
                 unseen.append((self.done, metrics))
                 if len(unseen) > MAX_STEPS_AHEAD:
@@ -173,7 +163,7 @@ class Run:
     ) -> None:
         """Waits for a step that was dispatched some steps ago, and judges it."""
         finite = bool(np.asarray(metrics.pop("finite")))
-        self.clock.tick()
+        self.clock.tick(self.stream.tokens(step))
         rate = self.clock.tokens_per_sec
         if rate:
             metrics["tokens_per_sec"] = round(rate)
@@ -182,14 +172,20 @@ class Run:
             self._diverged(step, float(np.asarray(metrics["loss"])))
         if progress is not None:
             loss = float(np.asarray(metrics["loss"]))
-            progress.set(step, note=f"loss {loss:.4f}  {rate:,.0f} tokens/s")
+            note = f"step {step:,}  loss {loss:.4f}"
+            progress.set(self.stream.tokens(step), note=note)
 
     def _progress(self, start: int) -> contextlib.AbstractContextManager:
         # Off a terminal the logger's own lines are the progress.
         if jax.process_index() or not sys.stderr.isatty():
             return contextlib.nullcontext()
         return contextlib.closing(
-            Progress(self.last_step, label="train", unit="steps", initial=start)
+            Progress(
+                self.stream.tokens(self.last_step),
+                label="train",
+                unit="tokens",
+                initial=self.stream.tokens(start),
+            )
         )
 
     def _stop_agreed(self) -> bool:
@@ -206,15 +202,10 @@ class Run:
     # -- evaluation and checkpoints ----------------------------------------------
 
     def _evaluation_due(self) -> bool:
-        evaluation = self.spec.evaluation
-        if evaluation is None:
-            return False
-        every = evaluation.every
-        at_end = self.done == self.spec.total_steps
-        return at_end or bool(every and self.done % every == 0)
+        return self.spec.evaluation is not None and self.plan.evaluates_at(self.done)
 
     def _save_due(self) -> bool:
-        return self.done % self.spec.save_every == 0 or self.done == self.last_step
+        return self.plan.saves_at(self.done)
 
     def _evaluate_and_save(self) -> None:
         metrics = {}
@@ -241,7 +232,10 @@ class Run:
         self.logger.flush()
         self.train_step.write_back(self.leaves, self.model, self.optimizer)
         self.checkpointer.save(
-            self.done, metrics, position=self.stream.position(self.done)
+            self.done,
+            metrics,
+            position=position(self.spec, self.plan, self.stream, self.done),
+            milestone=self.done == self.plan.milestone,
         )
         self.saved_step = self.done
 
@@ -289,13 +283,8 @@ class Run:
 
     def _unfinished(self) -> bool:
         """Whether all steps are done but a kill came before the results."""
-        if self.done != self.spec.total_steps:
-            return False
-        try:
-            summary = json.loads((self.workdir / SUMMARY_FILE).read_text())
-            return summary["steps"] != self.done
-        except (OSError, ValueError, KeyError, TypeError):
-            return True
+        is_over = self.done == self.spec.total_steps
+        return is_over and not ending.has_results(self.workdir, self.done)
 
     def _finish(self) -> int:
         if self.done < self.spec.total_steps:
@@ -310,7 +299,7 @@ class Run:
         self._sample()
         self.checkpointer.wait()
         summary = {"steps": self.done, **self.last_eval, "seconds": self.clock.seconds}
-        self._write(SUMMARY_FILE, _json(summary))
+        self._write(ending.SUMMARY_FILE, _json(summary))
         self.logger.log_message(describe.results_line(self.done, self.last_eval))
         return EXIT_OK
 
@@ -327,30 +316,6 @@ class Run:
             part = self.workdir / f".{name}.part"
             part.write_text(text, encoding="utf-8")
             part.replace(self.workdir / name)
-
-
-def _check_position(
-    saved: dict[str, Any], stream: Any, step: int, workdir: pathlib.Path
-) -> None:
-    """Refuses to continue where the saved step would name other batches.
-
-    The settings are compared by name first, for all that changed to be named at once.
-    """
-    changed = [
-        f"{key} was {saved[key]!r} and is now {now!r}"
-        for key, now in stream.position(step).items()
-        if key in SAME_ON_RESUME and key in saved and saved[key] != now
-    ]
-    try:
-        if not changed and stream.step_of(saved) != step:
-            changed = [f"step {step} begins elsewhere"]
-    except ConfigError as err:
-        changed = [str(err).rstrip(".")]
-    if changed:
-        raise ConfigError(
-            f"{workdir} holds a run whose batches were others: {'; '.join(changed)}. "
-            "Set it back, or choose another --workdir."
-        )
 
 
 def _json(values: dict[str, Any]) -> str:

@@ -24,14 +24,32 @@ class TrainStep:
 
     Attributes:
       run: `(leaves, batch) -> (leaves, metrics)`; donates the leaves it is given.
+      function, donated: what `run` is jitted from.
       metrics of `run`: scalars on the device. `loss` (mean over counted targets),
         `grad_norm` (before clipping), `learning_rate`, `tokens` (counted targets) and
         `finite`. Once a loss, gradient or update is not finite, that update and all
         after it leave the state as it was.
     """
 
-    run: Callable[[Leaves, jax.Array], tuple[Leaves, dict[str, jax.Array]]]
+    run: Callable[[Leaves, Any], tuple[Leaves, dict[str, jax.Array]]]
     treedef: Any
+    function: Callable[[Leaves, Any], tuple[Leaves, dict[str, jax.Array]]]
+    donated: tuple[int, ...]
+
+    def compile(self, leaves: list[Any], batch: Any) -> Callable:
+        """`run` compiled now, for arrays of these shapes, dtypes and shardings.
+
+        Both may be `jax.ShapeDtypeStruct`s. The leaves that come out lie as those that
+        go in.
+        """
+        shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
+        on_mesh = all(isinstance(s, jax.sharding.NamedSharding) for s in shardings)
+        jitted = jax.jit(
+            self.function,
+            donate_argnums=self.donated,
+            out_shardings=(shardings if on_mesh else None, None),
+        )
+        return jitted.lower(leaves, batch).compile()
 
     def leaves(self, model: nnx.Module, optimizer: nnx.Optimizer) -> Leaves:
         """The state of both as a flat list, with the flag that keeps it finite last."""
@@ -87,5 +105,6 @@ def make_train_step(
         kept = [jnp.where(finite, n, o) for n, o in zip(new, old, strict=True)]
         return [*kept, finite], metrics
 
-    jitted = jax.jit(run, donate_argnums=(0,) if donate else ())
-    return TrainStep(run=jitted, treedef=treedef)
+    donated = (0,) if donate else ()
+    jitted = jax.jit(run, donate_argnums=donated)
+    return TrainStep(run=jitted, treedef=treedef, function=run, donated=donated)

@@ -15,11 +15,10 @@ class StepClock:
     is not counted as training time.
     """
 
-    def __init__(self, tokens_per_step: int):
+    def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._tokens_per_step = tokens_per_step
         self._paused = 0.0
-        self._ticks: deque[float] = deque(maxlen=WINDOW_STEPS + 1)
+        self._ticks: deque[tuple[float, int]] = deque(maxlen=WINDOW_STEPS + 1)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Generator[None]:
@@ -32,15 +31,14 @@ class StepClock:
             self.seconds[name] = self.seconds.get(name, 0.0) + spent
             self._paused += spent
 
-    def tick(self) -> None:
-        """One more step has completed."""
-        self._ticks.append(time.perf_counter() - self._paused)
+    def tick(self, tokens: int) -> None:
+        """One more step has completed, `tokens` since the beginning of the run."""
+        self._ticks.append((time.perf_counter() - self._paused, tokens))
 
     @property
     def tokens_per_sec(self) -> float:
         """Mean rate over the last `WINDOW_STEPS` completed steps; 0 before two."""
         if len(self._ticks) < 2:
             return 0.0
-        elapsed = self._ticks[-1] - self._ticks[0]
-        steps = len(self._ticks) - 1
-        return steps * self._tokens_per_step / elapsed if elapsed > 0 else 0.0
+        (start, before), (end, after) = self._ticks[0], self._ticks[-1]
+        return (after - before) / (end - start) if end > start else 0.0

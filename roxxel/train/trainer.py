@@ -2,21 +2,24 @@
 
 import contextlib
 import dataclasses
+import os
 import pathlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import optax
 from flax import nnx
 
+from roxxel.budget import Length
 from roxxel.checkpoint import Checkpointer
 from roxxel.distributed import is_lead
 from roxxel.errors import ConfigError
 from roxxel.logger import Logger
 from roxxel.models.losses import next_token_loss
-from roxxel.train import inputs, lock
+from roxxel.train import ending, initial, inputs, lock
 from roxxel.train.evaluation import Evaluation
 from roxxel.train.loop import Run
+from roxxel.train.plan import resolve_cadences
 from roxxel.train.sample import Sample
 from roxxel.train.step import LossFn
 from roxxel.train.stop import StopRequest
@@ -38,10 +41,18 @@ class Trainer:
       sample: what is generated at the end, or None.
       checkpointer: makes the checkpointer when called with path, model, optimizer.
       logger: makes the logger when called with `log_dir=`.
-      save_every: steps between checkpoints; one more comes at the end.
+      save_every: how often to save, as a `roxxel.budget.Length` (steps, a fraction of
+        the run, text with a unit); one more checkpoint comes at the end, and one that
+        is kept where the schedule's decay starts.
       mesh_axes: sizes by axis name; -1 takes what the others leave.
       stop_after: stop once this many steps are completed, with the schedule unchanged.
       seed: of the parameters.
+      init_from: work directory or checkpoints of another run, whose parameters this
+        one begins with where name, shape and dtype are the same. Once the run has a
+        checkpoint of its own, it continues from that.
+      init_step: completed steps of the other run, "best", or None for its newest.
+      init_rules: dotted names of parameters there to names here, or to None to leave
+        them out; `*` stands for any text: `{"old.*": "new.*"}`.
     """
 
     model: Callable[..., nnx.Module]
@@ -54,13 +65,16 @@ class Trainer:
     sample: Sample | None = None
     checkpointer: Callable[..., Checkpointer] = Checkpointer
     logger: Callable[..., Logger] = Logger
-    save_every: int = 500
+    save_every: Length | None = 500
     mesh_axes: dict[str, int] = dataclasses.field(default_factory=lambda: {"data": -1})
     stop_after: int | None = None
     seed: int = 0
+    init_from: str | os.PathLike | None = None
+    init_step: int | Literal["best"] | None = None
+    init_rules: Mapping[str, str | None] | None = None
 
     def __post_init__(self):
-        for name in ("total_steps", "save_every", "stop_after"):
+        for name in ("total_steps", "stop_after"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"trainer: {name} must be positive, got {value}.")
@@ -79,6 +93,16 @@ class Trainer:
                 "trainer: the stream must have overlap=1 (inputs and their successors),"
                 f" got {self.stream.overlap}."
             )
+        resolve_cadences(self)
+        initial.check_options(self)
+
+    def nothing_left(self, workdir: pathlib.Path) -> bool:
+        """Whether `run(workdir)` would train nothing; asks for no device."""
+        step = ending.newest_step(pathlib.Path(workdir))
+        last = min(self.total_steps, self.stop_after or self.total_steps)
+        if step is None or step < last:
+            return False
+        return step < self.total_steps or ending.has_results(workdir, step)
 
     def run(self, workdir: pathlib.Path, run_info: dict[str, Any] | None = None) -> int:
         """Runs to the end, or to a stop that was asked for; returns the exit code.
@@ -89,6 +113,7 @@ class Trainer:
           DivergedError: a loss or gradient is not finite.
         """
         workdir = pathlib.Path(workdir)
+        initial.check_source(self, workdir)
         workdir.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
             if is_lead():
