@@ -52,7 +52,33 @@ def test_golden_order(key, expected):
     assert order.Permutation(*key)(positions).tolist() == expected
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.parametrize("first", range(1, 5001, 1000))
+def test_every_row_comes_once_for_every_small_size(first):
+    for size in range(first, first + 1000):
+        counts = np.bincount(permuted(size, seed=size), minlength=size)
+        assert len(counts) == size
+        assert counts.min() == 1
+
+
+@pytest.mark.parametrize("size", [2**20 - 1, 2**20, 2**20 + 1])
+def test_every_row_comes_once_around_a_power_of_two(size):
+    counts = np.bincount(permuted(size, seed=1, epoch=2), minlength=size)
+    assert (len(counts), counts.min(), counts.max()) == (size, 1, 1)
+
+
+def test_samples_of_a_huge_order_do_not_collide():
+    positions = np.unique(np.random.default_rng(0).integers(0, 2**40, 200_000))
+    for seed, epoch in [(0, 0), (2**64, 3)]:
+        rows = order.Permutation(2**40, seed, epoch)(positions)
+        assert len(np.unique(rows)) == len(positions)
+        # and they are spread evenly
+        counts = np.bincount(rows >> 32, minlength=256)
+        expected = len(rows) / 256
+        chi2 = ((counts - expected) ** 2 / expected).sum()
+        assert 180 < chi2 < 340  # 255 on average, 4 standard deviations
+
+
+@settings(max_examples=60, deadline=None)
 @given(
     size=st.integers(1, 5000),
     seed=st.integers(-(2**70), 2**70),
@@ -87,6 +113,15 @@ def test_epochs_and_seeds_are_unrelated():
     assert abs(correlation).max() < 0.02
     for rows in orders[:-1]:  # nor do neighbours follow each other
         assert abs(np.corrcoef(rows[1:], rows[:-1])[0, 1]) < 0.02
+
+
+def test_the_first_rows_of_the_data_come_anywhere():
+    places = np.zeros((3, 20))  # of rows 0, 1, 2: parts of the order
+    for seed in range(3000):
+        where = np.argsort(permuted(1000, seed))[:3]
+        places[np.arange(3), where // 50] += 1
+    chi2 = ((places - 150) ** 2 / 150).sum(axis=1)
+    assert (chi2 < 44).all()  # 19 on average; above once in a thousand
 
 
 @pytest.mark.parametrize("size", [7, 10, 16])

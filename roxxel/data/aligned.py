@@ -71,7 +71,7 @@ class AlignedStream(StepStream):
         self.datasets = _checked_datasets(datasets)
         self.seed = order.check_seed(seed)
         self.overlap = steps.not_negative("overlap", overlap)
-        lengths = _by_name("seq_len", seq_len, list(self.datasets))
+        lengths = _lengths(self.datasets, seq_len)
         dtypes = _by_name("dtype", dtype, list(self.datasets))
         self._parts = [
             _part(name, data, lengths[name], self.overlap, dtypes[name])
@@ -271,16 +271,22 @@ def _by_name(what: str, given, names: list[str]) -> dict[str, Any]:
     return {name: given.get(name) for name in names}
 
 
+def _lengths(datasets: Mapping[str, "Roxxel"], seq_len) -> dict[str, int | None]:
+    """The seq_len of each data set; one for all is that of the sequences."""
+    given = _by_name("seq_len", seq_len, list(datasets))
+    if isinstance(seq_len, Mapping):
+        return given
+    return {n: None if fixed_shape(datasets[n]) else given[n] for n in datasets}
+
+
 def _part(name: str, data: "Roxxel", seq_len: int | None, overlap: int, dtype) -> Part:
     shape = fixed_shape(data)
+    overlap = 0 if shape else overlap
     try:
         return Part(
             name=name,
             dataset=data,
-            # one length for all is of the sequences
-            seq_len=row_elements(
-                data, None if shape else seq_len, overlap * (not shape)
-            ),
+            seq_len=row_elements(data, seq_len, overlap),
             item_shape=shape,
             dtype=resolve_dtype(data, dtype),
         )
