@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import roxxel
 from roxxel import ConfigError, MixtureStream, Phase, Roxxel
-from roxxel.data import mixture, order
+from roxxel.data import dtypes, mixture, order
+from roxxel.data.joint_rows import JointRows
 
 ELEMENTS = {"a": 500, "b": 1300, "c": 77, "d": 2200}
 FIRST = {name: 10_000 * i for i, name in enumerate(ELEMENTS)}  # tells sets apart
@@ -259,6 +260,32 @@ def test_stored_dtypes_may_differ_and_are_widened(mix, tmp_path):
     assert wanted.batch(0).dtype == np.float64
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "bool", "uint8", "float64"])
+def test_one_gather_reads_what_the_windows_read(tmp_path, dtype):
+    values = np.random.default_rng(0).integers(0, 2, 4000).astype(dtypes.parse(dtype))
+    windows, places = [], np.random.default_rng(1).permutation(60).reshape(3, 20)
+    size = 700 * values.itemsize + 1000  # two shards or three
+    for i, part in enumerate(np.split(values, [1500, 2500])):
+        data = Roxxel(tmp_path / f"{i}_*.rox").write(
+            [part], block_size=8, max_shard_bytes=size
+        )
+        data.elements(0, len(part))  # maps all shards
+        windows.append(data.locate(np.arange(20) * 3, 11, 1, dtype))
+        data._opened().region.cold_reads = 0
+    order = [np.sort(place) for place in places]
+    joint, read = JointRows(order, windows), 0
+    for start in range(0, 60, 5):
+        got = joint.read(start, start + 5)
+        if got is None:  # a row over the end of a shard
+            continue
+        read += 1
+        for i, row in enumerate(got, start):
+            k = next(k for k in range(3) if i in order[k])
+            at = int(np.searchsorted(order[k], i))
+            np.testing.assert_array_equal(row, windows[k].read(at, at + 1)[0])
+    assert read >= 3
+
+
 def test_damaged_blocks_are_found_where_they_are_asked_for(tmp_path):
     for name in "ab":
         Roxxel(tmp_path / f"{name}.rox").write([np.arange(300, dtype=np.int32)])
@@ -374,7 +401,7 @@ def stream_of(mix, **options):
         ({"seed": 2}, "seed was 1 .* 2 now"),
         ({"overlap": 1}, "overlap was 0 .* 1 now"),
         ({"exhaustion": "stop"}, "exhaustion was 'repeat' .* 'stop' now"),
-        ({"seq_len": 12}, "unit was 6 .* 12 now"),
+        ({"seq_len": 12}, "seq_len of phase 0 was 6 .* 12 now"),
         (
             {"weights": WEIGHTS | {"c": 0.06}},
             r"weights of phase 0 was .*'c': 0.05.*0.06",
@@ -438,7 +465,14 @@ def test_phases_behind_the_position_may_change(mix):
     with pytest.raises(ConfigError, match=r"steps of phase 1 was 6 .* and is 7 now"):
         other.step_of(old.position(12))
     with pytest.raises(ConfigError, match=r"batch_size of phase 1 was 4 .* 2 now"):
-        stream(Phase(steps=12, batch_size=2), third).step_of(old.position(7))
+        stream(Phase(steps=6, batch_size=2), third).step_of(old.position(7))
+    halves = stream(Phase(steps=12, batch_size=2), third)  # as many rows
+    step = halves.step_of(old.position(7))
+    assert step == 9
+    both = np.concatenate([halves.batch(step), halves.batch(step + 1)])
+    np.testing.assert_array_equal(both, old.batch(7))
+    with pytest.raises(ConfigError, match=r"least common multiple 12 .* have 36 now"):
+        stream(second, Phase(seq_len=9)).step_of(old.position(7))
     with pytest.raises(ConfigError, match=r"steps of phase 0 was 5 .* and is 4 now"):
         stream(second, third, Phase(steps=4, seq_len=12)).step_of(old.position(6))
     shorter = stream_of(mix, phases=[Phase(steps=5, seq_len=12), Phase(seq_len=4)])

@@ -44,8 +44,8 @@ def step_at(saved: Mapping, legs: Sequence[Leg], phases: Sequence[Mapping]) -> i
     """The step of these legs that begins at a saved position.
 
     Phases before the position must be what they were, those behind it may be others.
-    The phase of the position may have another batch_size, and another length where
-    that does not change the order of its rows.
+    The phase of the position may have another batch_size, and another length where all
+    phases have one seq_len, which its rows do not depend on.
 
     Args:
         saved: What `phase`, `draws_in_phase` and `phases` were.
@@ -68,10 +68,9 @@ def step_at(saved: Mapping, legs: Sequence[Leg], phases: Sequence[Mapping]) -> i
         return legs[number].start_step
     leg, was = legs[number], saved["phases"][number]
     _check_phase(number, was, phases[number], ("seq_len", "weights"))
-    if leg.rows_per_unit > 1 and was["batch_size"] == leg.batch_size:
-        _check_phase(number, was, phases[number], ("steps",))
-    elif leg.rows_per_unit > 1:
-        _check_phase(number, was, phases[number], ("batch_size",))
+    if leg.rows_per_unit > 1 and _rows(was) != _rows(phases[number]):
+        # rows are shuffled over all units of the phase
+        _check_phase(number, was, phases[number], ("batch_size", "steps"))
     return leg.start_step + _step_in_phase(number, leg, draws)
 
 
@@ -88,6 +87,10 @@ def _step_in_phase(number: int, leg: Leg, draws: int) -> int:
             f" {leg.steps} steps of batch_size {leg.batch_size} now."
         )
     return step
+
+
+def _rows(phase: Mapping) -> int | None:
+    return phase["steps"] and phase["steps"] * phase["batch_size"]
 
 
 def _check_phase(

@@ -15,17 +15,18 @@ if TYPE_CHECKING:
     from roxxel.data.placement import Placement
     from roxxel.dataset import Roxxel
 
-_SAME_ON_RESUME = ("seed", "overlap", "exhaustion", "fingerprint", "unit")
+_SAME_ON_RESUME = ("seed", "overlap", "exhaustion", "fingerprint")
 
 
 class MixtureStream(StepStream):
     """Batches [batch_size, seq_len + overlap] of rows of several data sets.
 
-    Draw n of a phase goes to the data set that a tree of weights says: after any number
-    of draws each data set has its weight's share of them, within as many rows as twice
-    halving the data sets to one takes steps. Draw k of a data set is row k of passes
-    over it, each pass in another shuffled order, every row once. Both are closed forms:
-    any step costs the same, and nothing is remembered.
+    Draw n of a phase goes to the data set that a tree of weights says: each node gives
+    floor(n * share) of its first n draws to one half of its data sets and the others to
+    the other half. So after any number of draws each data set has its weight's share of
+    them, within log2 of the number of data sets, rounded up. Draw k of a data set is
+    row k of passes over it, each pass in another shuffled order, every row once. Both
+    are closed forms: any step costs the same, and nothing is remembered.
 
     Phases may change weights, batch_size and seq_len. Rows of several lengths are cut
     from units of the least common multiple of all seq_lens, and a phase begins at a
@@ -198,15 +199,24 @@ class MixtureStream(StepStream):
         """The step of this stream that begins at a saved `position`.
 
         Phases that begin there or later may be others than when it was saved, as long
-        as `unit` stays. With another batch_size in the phase of the position it is the
-        step of the first row not yet seen.
+        as all seq_lens keep their least common multiple, `unit`. With another
+        batch_size in the phase of the position it is the step of the first row not yet
+        seen.
 
         Raises:
             ConfigError: No step begins there, or seed, data sets, weights or phases
                 before it are others; names what was saved and what is now.
         """
         check_same(position, self.position(0), _SAME_ON_RESUME)
-        return mixture_position.step_at(position, self._legs, self._phases())
+        step = mixture_position.step_at(position, self._legs, self._phases())
+        if position["unit"] != self._setup.unit:
+            raise ConfigError(
+                f"the seq_lens of all phases had the least common multiple"
+                f" {position['unit']} when the position was saved and have"
+                f" {self._setup.unit} now, which orders all data anew; give phases"
+                " behind the position other seq_lens."
+            )
+        return step
 
     def _phases(self) -> list[dict]:
         weights = [stage.weights for stage in self._setup.stages]
