@@ -189,11 +189,26 @@ def test_what_does_not_fit_exits_2_and_says_why(flags, mentions, built, capsys):
     assert len(err.splitlines()) <= 20
 
 
+def test_data_with_a_place_of_their_own_are_not_written(folder, capsys):
+    own = "--fdl.stream.dataset=toy_experiments.tiny.written()"
+    code, out, err = checked(capsys, own)
+    assert (code, err) == (0, "")
+    assert "stream.dataset      not built yet" in out
+    assert list(folder.iterdir()) == []
+    code, out, err = checked(
+        capsys, "--fdl.stream.dataset=roxxel.Roxxel(filepath='nowhere/x_*.rox')"
+    )
+    assert code == 2
+    assert "no shards at 'nowhere/x_*.rox'" in err.splitlines()[-1]
+
+
 def test_minutes_are_not_measured_by_a_check(capsys):
     minutes = ["--fdl.total_steps.minutes=5", "--fdl.total_steps.steps=None"]
     code, out, err = checked(capsys, *minutes)
     assert (code, err) == (0, "")
     assert "5.0 minutes, measured when the run starts" in out
+    assert "optimizer state      2.01 KiB" in out
+    assert "schedule" not in out
 
 
 def test_wrong_sizes_are_refused_before_data_are_built(folder, capsys):

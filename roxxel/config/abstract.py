@@ -8,13 +8,13 @@ knows its sizes.
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Callable, Generator
+from typing import Any, NoReturn
 
 import fiddle as fdl
 from fiddle import daglish
 
-from roxxel.building import cache
+from roxxel.building import cache, splits
 from roxxel.config import failures, fields, imports, sharing, text
 from roxxel.config.unbuilt import NotBuiltError, UnbuiltStream
 from roxxel.dataset import Roxxel
@@ -54,9 +54,12 @@ class Values:
         return None if isinstance(value, Unknown) else value
 
 
-def evaluate(root: fdl.Buildable) -> Values:
-    """The values of a graph's nodes; the root itself is built where all are known."""
-    maker = _Maker(root)
+def evaluate(root: fdl.Buildable, *, assumed_steps: int | None = None) -> Values:
+    """The values of a graph's nodes; the root itself is built where all are known.
+
+    `assumed_steps` is taken for a field `total_steps` that is not known otherwise.
+    """
+    maker = _Maker(root, assumed_steps)
     with finding_only():
         daglish.MemoizedTraversal.run(maker.visit, root)
     return maker.values
@@ -79,30 +82,42 @@ def check_before_building(root: fdl.Buildable) -> None:
 
 @contextlib.contextmanager
 def finding_only() -> Generator[None]:
-    """While the block runs, builders find data sets or raise `NotBuiltError`."""
-    before = cache.find_or_build
-    cache.find_or_build = _find
-    try:
+    """While the block runs, data sets are found, or `NotBuiltError` is raised.
+
+    Nothing is written: neither into the cache nor to an output of its own.
+    """
+    writers = [
+        (cache, "find_or_build", _finder(cache.find_or_build)),
+        (splits, "write", _refuse),
+        (Roxxel, "write", _refuse),
+    ]
+    with contextlib.ExitStack() as stack:
+        for owner, name, stand_in in writers:
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, stand_in)
         yield
-    finally:
-        cache.find_or_build = before
 
 
-def _find(name: str, key: object, build: Any, *, cache_dir: Any = None) -> Any:
-    folder = cache.cache_folder(cache_dir) / f"{name}-{cache.fingerprint(key)}"
-    if not folder.is_dir():
+def _finder(find_or_build: Callable[..., Any]) -> Callable[..., Any]:
+    def find(name: str, key: object, build: Any, *, cache_dir: Any = None) -> Any:
+        folder = cache.cache_folder(cache_dir) / f"{name}-{cache.fingerprint(key)}"
+        if folder.is_dir():
+            return find_or_build(name, key, build, cache_dir=cache_dir)
         raise NotBuiltError(f"{name}: not built yet; training builds it in {folder}.")
-    return _find_or_build(name, key, build, cache_dir=cache_dir)
+
+    return find
 
 
-_find_or_build = cache.find_or_build
+def _refuse(*arguments: Any, **options: Any) -> NoReturn:
+    raise NotBuiltError("not written yet; the first training run writes it.")
 
 
 class _Maker:
     """Makes the values of nodes, children first."""
 
-    def __init__(self, root: fdl.Buildable):
-        self.root = root
+    def __init__(self, root: fdl.Buildable, assumed_steps: int | None):
+        self.root, self.assumed_steps = root, assumed_steps
+        self.steps_node = root.__arguments__.get("total_steps")
         self.values = Values()
 
     def visit(self, value: Any, state: daglish.State) -> Any:
@@ -117,7 +132,9 @@ class _Maker:
             }
             _leave_out_unknown(made)
         path = daglish.path_str(state.current_path).lstrip(".")
-        return self._make(made, sharing.canonical(self.root, path))
+        value_made = self._make(made, sharing.canonical(self.root, path))
+        is_assumed = value is self.steps_node and isinstance(value_made, Unknown)
+        return self.assumed_steps if is_assumed and self.assumed_steps else value_made
 
     def _make(self, node: fdl.Buildable, path: str) -> Any:
         missing = [leaf for leaf in _leaves(node) if isinstance(leaf, Unknown)]

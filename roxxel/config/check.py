@@ -24,6 +24,7 @@ from roxxel.config import (
 )
 from roxxel.errors import ConfigError
 
+ASSUMED_STEPS = 1000  # of a run whose length is not known
 _SIZE = re.compile(r"([\d.eE+_]+)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
@@ -46,7 +47,12 @@ def report(
     limits = Limits(
         devices=_devices(line.get("devices")), memory_bytes=_memory(line.get("memory"))
     )
-    values = abstract.evaluate(_without_minutes(found.config))
+    config = _without_minutes(found.config)
+    values = abstract.evaluate(config)
+    if isinstance(values.fields.get("optimizer"), abstract.Unknown):
+        # The sizes of its state do not depend on how long the run is.
+        assumed = abstract.evaluate(config, assumed_steps=ASSUMED_STEPS)
+        values.fields["optimizer"] = assumed.fields.get("optimizer")
     problems = values.problems
     mesh = check_memory.mesh_sizes(values.get("mesh_axes"), limits.devices, problems)
     model = check_model.abstract_model(values, problems)

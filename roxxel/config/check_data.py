@@ -25,7 +25,8 @@ def _found(dataset: Roxxel) -> str:
         f"fingerprint {dataset.fingerprint()}",
     ]
     if tokenizer:
-        parts.append(f"tokenizer {tokenizer}")
+        facts = tokenizer.values() if isinstance(tokenizer, dict) else [tokenizer]
+        parts.append(f"tokenizer {' '.join(map(str, facts))}")
     if not dataset.is_complete:
         parts.append("INCOMPLETE: shards are missing or a write did not finish")
     return ", ".join(parts)

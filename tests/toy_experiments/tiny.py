@@ -33,6 +33,11 @@ def numbers(seed: int = 0, count: int = 2000, cache_dir: str = "cache") -> Roxxe
     return Roxxel(folder / "all_*.rox")
 
 
+def written(path: str = "own/ids_*.rox") -> Roxxel:
+    """Ids in a place of their own, written where they are missing."""
+    return Roxxel(path).write([np.arange(900, dtype=np.uint8) % 16], mode="skip")
+
+
 def small(width: int = 16) -> fdl.Partial:
     """A model as a fragment."""
     return fdl.Partial(Bigram, vocab_size=width)
