@@ -6,11 +6,12 @@
 Sections: read (host batches from the page cache), device (placed on one and four CPU
 devices), checked (checksums while reading), open, mixture (seeking), write, disk,
 build, cold (a disk whose pages were dropped). A ratio is the median over interleaved
-rounds of (time of the bare limit) / (time of the contestant), the bare limit being the first line
-of its section. `--peers-python` is a Python that has loaders to compare with (grain,
-array_record, datasets, litdata, mosaicml-streaming, megatron-core: those that are there
-run, in a process each, stopped while it is not their turn); `--published` names folders
-with unpacked wheels of published versions. Peers read `--peer-gib`, roxxel `--gib`.
+rounds of (time of the bare limit) / (time of the contestant), the bare limit being the
+first line of its section. `--peers-python` is a Python that has loaders to compare with
+(grain, array_record, datasets, litdata, mosaicml-streaming, megatron-core: those that
+are there run, in a process each, stopped while it is not their turn); `--published`
+names folders with unpacked wheels of published versions. Peers read `--peer-gib`,
+roxxel `--gib`.
 
 Files go to `--dir` (a RAM disk where there is one) and `--disk` (a real disk, for the
 cold reads); what is written is removed.

@@ -85,7 +85,7 @@ def cast_into(out: np.ndarray, values: np.ndarray) -> None:
     Raises:
         ValueError: Names the first value that the dtype of `out` cannot hold.
     """
-    if _always_fits(values.dtype, out.dtype):
+    if always_fits(values.dtype, out.dtype):
         np.copyto(out, values)
         return
     index = first_misfit(values, out.dtype)
@@ -108,7 +108,7 @@ def cast(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def first_misfit(values: np.ndarray, dtype: np.dtype) -> int | None:
     """Flat index of the first value that `dtype` cannot hold exactly, or None."""
-    if not values.size or _always_fits(values.dtype, dtype):
+    if not values.size or always_fits(values.dtype, dtype):
         return None
     if values.dtype.kind in "iu" and dtype.kind in "iu":  # exact, and one pass less
         return _first_outside(values, np.iinfo(dtype))
@@ -123,7 +123,8 @@ def first_misfit(values: np.ndarray, dtype: np.dtype) -> int | None:
     return int(np.argmax(bad)) if bad.any() else None
 
 
-def _always_fits(source: np.dtype, target: np.dtype) -> bool:
+def always_fits(source: np.dtype, target: np.dtype) -> bool:
+    """Whether `target` holds every value of `source` exactly."""
     if is_extension(source) and target.kind == "f":
         return target.itemsize >= 4
     return np.can_cast(source, target, "safe") and not (

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from roxxel.data.lazy_check import LazyCheck
     from roxxel.data.reader import ShardReader
 
-_GATHER_BYTES = 1 << 18  # a cast works on pieces that stay in the cache
+_GATHER_BYTES = 1 << 20  # a cast works on pieces that stay in the cache
 # a gather slower than this waits for the disk: then rows are fetched ahead for a while,
 # for the page cache that would cost more than the gather
 _COLD_SECS = 5e-4
@@ -56,11 +56,11 @@ class RowWindow:
         self._is_asked: np.ndarray | None = None  # for, of the kernel; each row
         self._spans: np.ndarray | None = None  # of checksums; each row
         self._windows = self._region.windows(reader.dtype, self._width)
-        self._tiles, self._tile_ids, self._min_aligned_rows = None, row_ids, 0
+        self._always_fits = dtypes.always_fits(reader.dtype, dtype)
+        self._min_aligned_rows = _ALIGNED_BYTES // (self._width * dtype.itemsize)
+        self._tiles, self._tile_ids = None, row_ids
         if len(reader.shards) == 1 and overlap == 0:  # rows tile the file
             count = reader.num_elements // seq_len
-            row_bytes = seq_len * reader.dtype.itemsize
-            self._min_aligned_rows = _ALIGNED_BYTES // row_bytes
             self._tiles = self._region.tiles(reader.dtype, count, seq_len)
 
     def __len__(self) -> int:
@@ -130,32 +130,47 @@ class RowWindow:
         if self._has_crossing and self._crossing[start:stop].any():
             return self._read_crossing(start, stop)
         if self._dtype != self._reader.dtype:
-            return self._cast(self._at[start:stop])
+            return self._cast(start, stop)
+        out = None
+        if self._tiles is not None and stop - start >= self._min_aligned_rows:
+            out = aligned_empty((stop - start, self._width), self._dtype)
+        return self._stored(start, stop, out)
+
+    def _cast(self, start: int, stop: int) -> np.ndarray:
+        """Gathers a piece that stays in the cache, casts it, and so on."""
+        out = self._empty(stop - start)
+        step = max(1, _GATHER_BYTES // (self._width * self._reader.dtype.itemsize))
+        for i in range(start, stop, step):
+            end = min(i + step, stop)
+            stored = self._stored(i, end, None)
+            if self._always_fits:
+                np.copyto(out[i - start : end - start], stored)
+            else:
+                dtypes.cast_into(out[i - start : end - start], stored)
+        return out
+
+    def _stored(self, start: int, stop: int, out: np.ndarray | None) -> np.ndarray:
+        """Rows as stored, in `out` or a fresh array."""
         if self._tiles is None:
             return self._windows[self._at[start:stop]]
-        out = None
-        if stop - start >= self._min_aligned_rows:
-            out = aligned_empty((stop - start, self._width), self._dtype)
         # mode="clip" is a fifth faster than "raise"; the ids were checked before
         return self._tiles.take(self._tile_ids[start:stop], 0, out, "clip")
-
-    def _cast(self, at: np.ndarray) -> np.ndarray:
-        out = aligned_empty((len(at), self._width), self._dtype)
-        step = max(1, _GATHER_BYTES // (self._width * self._reader.dtype.itemsize))
-        for i in range(0, len(at), step):
-            dtypes.cast_into(out[i : i + step], self._windows[at[i : i + step]])
-        return out
 
     def _read_crossing(self, start: int, stop: int) -> np.ndarray:
         """Rows that run over the end of a shard are read apart, the others at once."""
         crossing = self._crossing[start:stop]
         starts, at = self._starts[start:stop], self._at[start:stop]
-        out = aligned_empty((stop - start, self._width), self._dtype)
-        out[~crossing] = self._cast(at[~crossing])
+        out = self._empty(stop - start)
+        out[~crossing] = dtypes.cast(self._windows[at[~crossing]], self._dtype)
         for i in np.flatnonzero(crossing).tolist():
             row = self._reader.elements(int(starts[i]), int(starts[i]) + self._width)
             dtypes.cast_into(out[i], row)
         return out
+
+    def _empty(self, count: int) -> np.ndarray:
+        if count < self._min_aligned_rows:
+            return np.empty((count, self._width), self._dtype)
+        return aligned_empty((count, self._width), self._dtype)
 
 
 def aligned_empty(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
