@@ -146,6 +146,11 @@ def next_history(
     return _where(runs == runs_BL[:, -1:], last)
 
 
+def on_mesh(x: jax.Array) -> bool:
+    """Whether `x` is, or is made from, arrays on a mesh of several devices."""
+    return jax.typeof(x).sharding.mesh.size > 1
+
+
 def uniform(key: jax.Array, shape: tuple[int, ...], *, bound: float) -> jax.Array:
     """Uniform float32 in [-bound, bound)."""
     return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
@@ -178,9 +183,10 @@ def _group_mean(values, groups):
 def _sum_of_steps(values_BLF):
     """Sums over rows and steps, `[F]`.
 
-    Over few rows term by term, which fuses with what makes the values.
+    Over few rows term by term, which fuses with what makes the values; not on a mesh,
+    where a row by itself would travel between devices.
     """
-    if values_BLF.shape[0] > _UNROLLED_ROWS:
+    if values_BLF.shape[0] > _UNROLLED_ROWS or on_mesh(values_BLF):
         return jnp.sum(values_BLF, axis=(0, 1))
     rows = [values_BLF[row] for row in range(values_BLF.shape[0])]
     return jnp.sum(functools.reduce(operator.add, rows), axis=0)

@@ -103,7 +103,8 @@ class Mamba2Mixer(nnx.Module):
         columns = layers.dense(u_BLD, self.in_proj[...], self.dtype)
         batch = u_BLD.shape[0]
         inputs = (columns, self.init_state(batch) if state is None else state, runs_BL)
-        lanes = self.scan_lanes if batch % self.scan_lanes == 0 else 1
+        whole = batch % self.scan_lanes or layers.on_mesh(columns)
+        lanes = 1 if whole else self.scan_lanes
         parts = [
             self._mix(*jax.tree.map(lambda v, i=i: jnp.split(v, lanes)[i], inputs))
             for i in range(lanes)

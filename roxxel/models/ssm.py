@@ -68,8 +68,8 @@ class Mamba2LM(LanguageModel):
       conv_bias: whether the convolution has a bias.
       form: of the scan, see `ssd.ssd_scan`.
       scan_lanes: parts of the batch scanned independently of each other. On one CPU
-        device each gets a core: 2 is 1.15 times faster there on two cores. Leave it at
-        1 where the batch is sharded. A batch that it does not divide is one part.
+        device each gets a core: 2 is 1.15 times faster there on two cores. A batch on
+        a mesh, or one that it does not divide, is one part.
       tie_embeddings, norm_eps, separator_id, pad_vocab_to, compute_dtype, remat,
         scan_layers, rngs: as in `language_model.LanguageModel`.
     """

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from roxxel.models.documents import Documents
 
@@ -24,6 +25,11 @@ _POLICIES = {
     # attention scores and the decays of a scan are computed again.
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
+
+_GATHERED = "gathered_parameters"
+# The backward pass gathers parameters again: kept, those of all blocks would be whole
+# on every device at once.
+_KEEP_CUT = jax.checkpoint_policies.save_anything_except_these_names(_GATHERED)
 
 
 class Placement(Protocol):
@@ -93,12 +99,12 @@ def _call(block, x, state, documents, *, placement, remat):
 
     def run(values, x, state, documents):
         if placement is not None:
-            values, x = placement.gathered(values), placement.rows(x)
+            values = checkpoint_name(placement.gathered(values), _GATHERED)
+            x = placement.rows(x)
         x, state = nnx.merge(graphdef, values)(x, state, documents)
         return x if placement is None else placement.rows(x), state
 
-    if remat != "none":
-        run = jax.checkpoint(run, policy=_POLICIES[remat])
+    run = jax.checkpoint(run, policy=_POLICIES.get(remat, _KEEP_CUT))
     return run(values, x, state, documents)
 
 
