@@ -1,0 +1,207 @@
+"""Work directories read back: lists, comparisons, and a report in a real browser."""
+
+import json
+import re
+import shutil
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+
+from roxxel.runs import __main__ as cli
+from roxxel.runs import curves, metrics_table, reading, tables
+
+pytest.importorskip("plotly")
+
+from roxxel.runs import report, serve
+
+EVIL = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>"
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def make_run(folder, *, steps=100, total=100, rate=1e-3, evil="", finished=True):
+    folder.mkdir(parents=True)
+    rows = ["step,loss,perplexity,learning_rate,tokens,tokens_per_sec,eval_loss"]
+    for step in range(1, steps + 1):
+        last = "1.5" if step == steps else ""
+        rows.append(f"{step},{3 / step**0.3},2.0,{rate},2048.0,10000,{last}")
+    (folder / "roxxel_metrics.csv").write_text("\n".join(rows) + "\n")
+    info = {"experiment": "toy" + evil, "total_steps": total, "parameters": 1000}
+    (folder / "run.json").write_text(json.dumps(info))
+    text = f"# toy\nmodel = <Model>\nmodel.width = 8  # default\nrate = {rate}{evil}\n"
+    (folder / "config.txt").write_text(text)
+    log = f"2026-01-01 00:00:00.000 INFO hello {evil}\n"
+    if finished:
+        summary = {"steps": steps, "eval_loss": 1.5, "seconds": {"save": 1.0}}
+        (folder / "summary.json").write_text(json.dumps(summary))
+        (folder / "sample.txt").write_text("once upon" + evil)
+    else:
+        log += (
+            "2026-01-01 00:00:01.000 ERROR stopped by ValueError\n"
+            f"Traceback (most recent call last):\nValueError: bad {evil}\n"
+        )
+    (folder / "roxxel_system.log").write_text(log)
+    return reading.open_run(str(folder))
+
+
+def test_runs_tell_their_state(tmp_path):
+    make_run(tmp_path / "a/good")
+    make_run(tmp_path / "a/bad", steps=40, finished=False)
+    runs = reading.find(str(tmp_path))
+    assert [(r.name, r.status, r.steps) for r in runs] == [
+        ("bad", "crashed", 40),
+        ("good", "finished", 100),
+    ]
+    assert runs[0].error.endswith("ValueError: bad")
+    assert runs[0].error.splitlines()[1].startswith("Traceback")
+    assert runs[1].error == ""
+    text = tables.listing(runs)
+    assert re.search(r"bad +toy +crashed +40 of 100", text)
+
+
+def test_compare_shows_what_differs(tmp_path):
+    runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b", rate=0.5)]
+    assert tables.differences(runs) == [("rate", ["0.001", "0.5"])]
+    text = tables.comparison(runs)
+    assert re.search(r"eval_loss +1.5 +1.5", text)
+    assert re.search(r"rate +0.001 +0.5", text)
+
+
+def test_the_command_line(tmp_path, capsys):
+    make_run(tmp_path / "a")
+    assert cli.main(["list", str(tmp_path)]) == 0
+    assert "finished" in capsys.readouterr().out
+    output = tmp_path / "out/report.html"
+    assert cli.main(["report", str(tmp_path / "a"), "-o", str(output)]) == 0
+    assert output.stat().st_size < 6e6
+    for wrong in (["list", str(tmp_path / "no")], ["compare", str(tmp_path)]):
+        capsys.readouterr()
+        assert cli.main(wrong) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_metrics_tables_of_any_state(tmp_path):
+    path = tmp_path / "roxxel_metrics.csv"
+    assert metrics_table.read(tmp_path) == {}
+    path.write_text("step,loss,perplexity\n")
+    assert metrics_table.read(tmp_path)["step"].size == 0
+    path.write_text("step,loss,perplexity\n1,,\n2,inf,3\n3,nan")
+    table = metrics_table.read(tmp_path)
+    np.testing.assert_array_equal(table["step"], [1, 2])
+    np.testing.assert_array_equal(table["loss"], [np.nan, np.inf])
+    path.write_text("step,loss,perplexity\n1,np.float64(2.0),3\nx\n2,1,2\n")
+    np.testing.assert_array_equal(metrics_table.read(tmp_path)["loss"], [np.nan, 1])
+
+
+def test_thinned_curves_keep_peaks_and_ends():
+    values = np.sin(np.arange(100_000.0))
+    values[54_321] = 99.0
+    values[12_345] = -99.0
+    kept = curves.thinned(values)
+    assert len(kept) <= curves.MOST_POINTS
+    assert {0, 12_345, 54_321, 99_999} <= set(kept.tolist())
+    assert (np.diff(kept) > 0).all()
+
+
+def test_everything_from_a_run_is_escaped(tmp_path):
+    run = make_run(tmp_path / "<b>a", evil=EVIL, finished=False)
+    page = report.page([run, make_run(tmp_path / "c", evil=EVIL)])
+    assert EVIL not in page
+    assert "<b>a" not in page
+    scripts = re.findall(r"<script([^>]*)>", page)
+    nonce = re.search(r"script-src 'nonce-([^']+)'", page)[1]
+    allowed = (f' nonce="{nonce}"', ' type="application/json" id="data"')
+    assert [tag for tag in scripts if "nonce" in tag or "json" in tag] == [
+        allowed[1],
+        allowed[0],
+        allowed[0],
+    ]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_the_report_in_a_browser(tmp_path):
+    """Renders, zooms, hides a run; nothing from a run runs; the console is clean."""
+    runs = [make_run(tmp_path / "a", evil=EVIL), make_run(tmp_path / "b", rate=0.5)]
+    page = report.page(runs)
+    nonce = re.search(r"nonce-([^']+)'", page)[1]
+    probe = """
+      const plot = document.getElementById("main-plot"), seen = {};
+      seen.ready = document.body.dataset.ready;
+      seen.curves = plot.data.length;
+      seen.last = plot.data[0].y[plot.data[0].y.length - 1];
+      document.querySelector("input[data-run='1']").click();
+      seen.hidden = plot.data.length;
+      document.getElementById("log").click();
+      seen.axis = plot.layout.yaxis.type;
+      Plotly.relayout(plot, {"xaxis.range": [10, 20]});
+      seen.zoom = plot.layout.xaxis.range;
+      document.getElementById("axis").value = "tokens";
+      document.getElementById("axis").dispatchEvent(new Event("input"));
+      seen.tokens = plot.data[0].x[0];
+      document.getElementById("search").value = "width";
+      document.getElementById("search").dispatchEvent(new Event("input"));
+      seen.rows = document.querySelectorAll("#config tr:not([hidden])").length;
+      seen.title = document.title;
+      document.body.dataset.seen = JSON.stringify(seen);
+    """
+    path = tmp_path / "report.html"
+    tail = f'<script nonce="{nonce}">{probe}</script></body>'
+    path.write_text(page.replace("</body>", tail))
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    done = subprocess.run(
+        [CHROMIUM, *flags, "--dump-dom", "--virtual-time-budget=3000", path.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "CONSOLE" not in done.stderr
+    (seen,) = re.findall(r'data-seen="([^"]*)"', done.stdout)
+    seen = json.loads(seen.replace("&quot;", '"').replace("&amp;", "&"))
+    assert seen.pop("last") == pytest.approx(3 / 100**0.3, rel=1e-5)
+    assert seen.pop("title").startswith("a, b")
+    assert seen == {
+        "ready": "1",
+        "curves": 2,
+        "hidden": 1,
+        "axis": "log",
+        "zoom": [10, 20],
+        "tokens": 2048,
+        "rows": 2,
+    }
+
+
+def test_the_live_report_serves_this_machine_only(tmp_path):
+    make_run(tmp_path / "a")
+    server = serve.make_server(str(tmp_path), 0)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        before = _get(f"{address}/version")
+        assert before == _get(f"{address}/version")
+        assert 'id="data"' in _get(address)
+        with open(tmp_path / "a/roxxel_metrics.csv", "a") as file:
+            file.write("101,1.0,2.0,0.1,2048,1,\n")
+        assert _get(f"{address}/version") != before
+        for path, host, status in (
+            ("/etc/passwd", "localhost", 404),
+            ("/", "evil.example", 403),
+        ):
+            with pytest.raises(urllib.error.HTTPError) as error:
+                _get(address + path, host)
+            assert error.value.code == status
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _get(url, host=None):
+    headers = {"Host": host} if host else {}
+    request = urllib.request.Request(url, headers=headers)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return answer.read().decode()
