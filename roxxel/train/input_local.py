@@ -63,35 +63,27 @@ class LocalBatches:
           ConfigError: it is no batch, or of another shape than the first.
         """
         where = f"batch {step} of the input"
+        shape = self.shape  # looks at the first item, so before any is taken
         if self.feed is None:
             batch = input_batches.to_ids(self._source.batch(step), self._key, where)
-            return self._checked(batch, where), None
+            return _checked(batch, shape, where), None
         item, mark = self.feed.next()
         batch = input_batches.to_ids(item, self._key, where)
         if batch.ndim == 1:
-            return self._collected(batch, mark, where)
-        return self._checked(batch, where), mark
+            batch, mark = self._collected(batch, mark, where)
+        return _checked(batch, shape, where), mark
 
     def _collected(self, row: Array, mark: Mark, where: str) -> tuple[Array, Mark]:
         """A batch of single rows, the first of which is `row`."""
-        rows, (count, width) = [row], self.shape
-        while len(rows) < count:
+        rows = [row]
+        while len(rows) < self.shape[0]:
             assert self.feed is not None
             item, mark = self.feed.next()
             rows.append(input_batches.to_ids(item, self._key, where))
-        if any(row.shape != (width,) for row in rows):
-            shapes = sorted({row.shape for row in rows})
-            raise ConfigError(f"{where} has rows of shapes {shapes}, expected {width}.")
+        shapes = {row.shape for row in rows}
+        if len(shapes) > 1:
+            raise ConfigError(f"{where} has rows of shapes {sorted(shapes)}.")
         return np.stack(rows), mark
-
-    def _checked(self, batch: Array, where: str) -> Array:
-        if batch.shape != self.shape:
-            raise ConfigError(
-                f"{where} is {list(batch.shape)}, the first was {list(self.shape)}; "
-                "all must have one shape: drop a short tail (drop_remainder=True) or "
-                "pad it."
-            )
-        return batch
 
     def _checked_shape(self, first: Array) -> tuple[int, int]:
         if first.ndim == 1 and self._batch_size is None:
@@ -119,6 +111,15 @@ class LocalBatches:
                 "processes."
             )
         return None if self._batch_size is None else self._batch_size // parts
+
+
+def _checked(batch: Array, shape: tuple[int, int], where: str) -> Array:
+    if batch.shape != shape:
+        raise ConfigError(
+            f"{where} is {list(batch.shape)}, the first was {list(shape)}; all must "
+            "have one shape: drop a short tail (drop_remainder=True) or pad it."
+        )
+    return batch
 
 
 def _is_iterable(source: Any) -> bool:

@@ -148,8 +148,10 @@ class Input:
         """The same input with batches on `mesh`, rows over its axes of data.
 
         Raises:
-          ConfigError: the batch does not divide over the devices.
+          ConfigError: the batch does not divide over the devices, or the processes'
+            batches do not go together.
         """
+        self._agree()  # first: what one process alone refused, others would wait for
         self._is_placed = True
         self.sharding = data_sharding or sharding_lib.batch_sharding(mesh)
         if self.sharding is not None:
@@ -178,7 +180,6 @@ class Input:
         Raises:
           InputEnded: before `stop`; names the step.
         """
-        self._agree()
         if self._feed is not None:
             if start == 0 and 0 not in self._seen:
                 self._seen[0] = (None, self._feed.mark)
