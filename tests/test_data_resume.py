@@ -1,14 +1,16 @@
 """Writes that were cut off: `resume=True`, a full disk, a second writer."""
 
+import errno
 import os
 import pathlib
 import signal
+import subprocess
 
 import numpy as np
 import pytest
 
 from roxxel import ConfigError, Roxxel, ShardFormatError
-from roxxel.data import publish, writer
+from roxxel.data import publish, shard_sink, writer
 
 OPTIONS = {"block_size": 400, "max_shard_bytes": 2000, "separator": -1}
 DOCUMENTS = [np.full(150 + i % 70, i, np.int32) for i in range(60)]
@@ -148,9 +150,70 @@ def test_a_killed_write_is_resumed(tmp_path, expected, run_python):
     folder.mkdir()
     done = run_python("-c", KILLED, cwd=folder)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert [name for name in contents(folder) if name.endswith(".part")]
+    left = contents(folder)
+    assert [name for name in left if name.endswith(".part")]
+    finished = {name: raw for name, raw in left.items() if not name.startswith(".")}
+    assert len(finished) > 5
+    assert finished.items() < expected.items()
+    before = {name: (folder / name).stat().st_ino for name in finished}
     Roxxel(folder / "w_*.rox").write(DOCUMENTS, **OPTIONS, resume=True)
     assert contents(folder) == expected
+    assert before == {name: (folder / name).stat().st_ino for name in finished}  # kept
+
+
+def test_a_failed_resume_removes_its_own_files_only(tmp_path, monkeypatch, expected):
+    """Items of finished shards go to the null device, which is no file to remove."""
+    folder = tmp_path / "cut"
+    cut_off(folder, 30)
+    null = tmp_path / "null"
+    null.symlink_to(os.devnull)
+    monkeypatch.setattr(shard_sink.os, "devnull", str(null))
+    before = contents(folder)
+    cut_off(folder, 3)
+    assert null.is_symlink()
+    assert contents(folder) == before
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    publish.remove_all([str(pipe), str(null), str(tmp_path / "missing")])
+    assert pipe.is_fifo()
+    assert null.is_symlink()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 64 KiB, where this process may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount a small disk: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_disk_that_is_full_is_told_and_a_retry_works(small_disk, is_resumed):
+    data = Roxxel(small_disk / "w_*.rox")
+    documents = [np.full(1000, i, np.int32) for i in range(30)]  # 120 KB
+    options = {"block_size": 4000, "max_shard_bytes": 9000}
+    with pytest.raises(OSError, match="No space left") as info:
+        data.write(documents, **options, resume=is_resumed)
+    assert info.value.errno == errno.ENOSPC
+    left = contents(small_disk)
+    assert not [name for name in left if name.startswith(".")]
+    assert bool(left) == is_resumed
+    if is_resumed:  # finished shards read, and more room continues them
+        assert data.elements(0, 1000).tolist() == [0] * 1000
+        remount = ["mount", "-o", "remount,size=1m", str(small_disk)]
+        subprocess.run(remount, check=True)
+        data.write(documents, **options, resume=True)
+    else:
+        documents = documents[:10]
+        data.write(documents, **options)
+    np.testing.assert_array_equal(
+        data.elements(0, data.num_elements), np.concatenate(documents)
+    )
 
 
 FULL = """

@@ -239,13 +239,14 @@ def test_many_threads_read_one_data_set(three):
 
 
 def test_more_shards_than_open_files_are_allowed(tmp_path, monkeypatch, run_python):
+    """Field report 16."""
     monkeypatch.setattr("os.fsync", lambda fd: None)  # 2000 waits for the disk
     values = np.arange(2000 * 16, dtype=np.int32)
     Roxxel(tmp_path / "s_*.rox").write([values], block_size=64, max_shard_bytes=1)
     done = run_python(
         "-c",
         """
-import resource, sys
+import os, resource
 import numpy as np
 from roxxel import Roxxel
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
@@ -254,29 +255,35 @@ with Roxxel("s_*.rox") as data:
     firsts = batches[:, 0] // 10
     assert len(data.shards) == 2000 and len(set(firsts.tolist())) == 3200
     assert (batches == firsts[:, None] * 10 + np.arange(10)).all()
+    assert len(os.listdir("/proc/self/fd")) < 20  # no shard stays open
 """,
     )
     assert done.stderr == ""
 
 
-def test_memory_stays_flat_while_everything_is_read(tmp_path, run_python):
-    sparse_shard(tmp_path / "a.rox", payload=256 << 20, dtype=b"int32")
+@pytest.mark.parametrize("options", ["", "drop_behind=True"])
+def test_memory_stays_flat_while_everything_is_read(tmp_path, run_python, options):
+    """Field report 17: file pages come and go, anonymous memory has a hard limit."""
+    sparse_shard(tmp_path / "a.rox", payload=512 << 20, dtype=b"int32")
     done = run_python(
         "-c",
-        """
+        f"""
+import resource
 from roxxel import Roxxel
-def anonymous():
+def status(name):
     for line in open("/proc/self/status"):
-        if line.startswith("RssAnon"):
+        if line.startswith(name):
             return int(line.split()[1])
-data = Roxxel("a.rox")
-before = anonymous()
+data = Roxxel("a.rox", {options})
+limit = (status("VmData") << 10) + (64 << 20)
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+before = status("RssAnon")
 for batch in data.stream(seq_len=1024, batch_size=32):
     pass
-print(anonymous() - before)
+print(status("RssAnon") - before)
 """,
     )
-    assert int(done.stdout) < 20_000, done.stderr  # KiB, of 256 MiB read
+    assert int(done.stdout) < 20_000, done.stderr  # KiB, of 512 MiB read
 
 
 def sparse_shard(path, *, payload, dtype, at=None, raw=b"", record=1 << 20):
