@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import fiddle as fdl
 import jax
 import numpy as np
 import optax
@@ -10,7 +11,7 @@ import pytest
 from flax import nnx
 
 from roxxel import main as main_lib
-from roxxel import schedules
+from roxxel import schedules, sharding
 from roxxel.config import abstract, check_memory, check_model, rates, resolve
 from roxxel.config.arguments import parse
 from roxxel.models.ssm import Mamba2LM
@@ -29,8 +30,6 @@ def folder(tmp_path, monkeypatch):
 def build_data(*flags):
     """Build what the configuration's data sets are, as training would."""
     config = resolve.experiment(parse([TINY, *flags])).config
-    import fiddle as fdl
-
     fdl.build(config.stream.dataset)
     fdl.build(config.evaluation.dataset)
 
@@ -95,6 +94,7 @@ def test_report_before_and_after_the_data_are_built(capsys):
         "tokenizer digits",
         "30 steps of 8 x 8 tokens, 8 row(s) on a device",
         "1,920 tokens in all, 0.97 epochs of 31 steps",
+        "checkpoint every 10 steps and at the end; evaluation every 10 steps",
         "1,536 FLOPs a token",
         "end of warm-up     step         1  0.05",
     ):
@@ -139,6 +139,25 @@ def test_one_override_moves_stream_plan_schedule_and_report(flags, capsys):
         assert old not in after
 
 
+def test_phases_of_a_mixture_are_a_row_each(capsys):
+    phases = ["--fdl_config=toy_experiments.tiny.two_phases"]
+    config = resolve.experiment(parse(phases)).config
+    for node in (*config.stream.mix.values(), config.evaluation.dataset):
+        fdl.build(node)
+    assert main_lib.main([*phases, "--mode=check"]) == 0
+    out = capsys.readouterr().out
+    for words in (
+        "10 steps of 8 x 8 tokens",
+        "5 steps of 12 x 16 tokens",
+        "1,600 tokens in all",
+        "end                step        14",
+        "stream.mix['b']     2,000 elements",
+    ):
+        assert words in out, out
+    assert main_lib.main([*phases, "--mode=check", "--devices=8"]) == 2
+    assert "batch_size 12 does not divide over 8" in capsys.readouterr().err
+
+
 def test_batch_size_moves_an_epoch_budget_and_its_schedule(capsys):
     build_data()
     epochs = ["--fdl.total_steps.epochs=2", "--fdl.total_steps.steps=None"]
@@ -156,8 +175,8 @@ def test_batch_size_moves_an_epoch_budget_and_its_schedule(capsys):
         (["--devices=3"], ["stream: batch_size 8", "3 devices", "6 or 9"]),
         (["--devices=16"], ["batch_size 8", "16 devices", "16."]),
         (["--fdl.evaluation.batch_size=3", "--devices=2"], ["evaluation", "2 or 4"]),
-        (["--fdl.mesh_axes=data=2,fsdp=3", "--devices=4"], ["mesh_axes", "4 device"]),
-        (["--fdl.mesh_axes=data=-1,fsdp=-1"], ["mesh_axes", "at most one"]),
+        (["--fdl.mesh_axes=data=2,fsdp=3", "--devices=4"], ["mesh axes", "4 devices"]),
+        (["--fdl.mesh_axes=data=-1,fsdp=-1"], ["mesh axes", "at most one"]),
         (["--memory=1e3"], ["memory: 4.01 KiB", "1,000 B", "fsdp"]),
         (["--memory=lots"], ["--memory=lots", "16GiB"]),
         (["--memory=-1GB"], ["--memory=-1GB", "16GiB"]),
@@ -229,18 +248,31 @@ def test_repeated_layers_are_one_row():
     assert check_model.num_params(model) == total
 
 
-def test_memory_is_that_of_a_real_state():
-    def create():
-        model = Mamba2LM(vocab_size=32, d_model=64, n_layers=2, rngs=nnx.Rngs(0))
-        return model, nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)
+@pytest.mark.parametrize(
+    "axes", [{"data": 8}, {"data": 2, "fsdp": 4}, {"fsdp": 8}, {"replica": 8}]
+)
+def test_memory_is_that_of_a_real_state_on_a_mesh(axes):
+    optimizer = optax.adamw(1e-3)
 
-    model, optimizer = create()
-    values = abstract.Values(fields={"optimizer": optax.adamw(1e-3)})
+    def create():
+        model = Mamba2LM(vocab_size=64, d_model=64, n_layers=2, rngs=nnx.Rngs(0))
+        return model, nnx.Optimizer(model, optimizer, wrt=nnx.Param)
+
+    made, real = sharding.create_on(sharding.make_mesh(axes), create)
+
+    def held(state):
+        return sum(
+            leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state)
+        )
+
     shown = check_memory.memory(
-        nnx.eval_shape(lambda: create()[0]), values, {"data": 2}, None, problems=[]
+        nnx.eval_shape(lambda: create()[0]),
+        abstract.Values(fields={"optimizer": optimizer}),
+        check_memory.mesh_sizes(axes, 8, []),
+        None,
+        problems=[],
     )
-    params = sum(p.nbytes for p in jax.tree.leaves(nnx.state(model)))
-    state = sum(p.nbytes for p in jax.tree.leaves(nnx.state(optimizer.opt_state)))
+    params, state = held(nnx.state(made)), held(nnx.state(real.opt_state))
     assert f"parameters {check_memory.shown(params):>18}" in shown
     assert f"optimizer state  {check_memory.shown(state):>12}" in shown
     assert f"together {check_memory.shown(2 * params + state):>20}" in shown

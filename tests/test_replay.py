@@ -281,6 +281,10 @@ def test_resume_says_what_changed_and_allows_what_keeps_the_position(run, capsys
     assert "total_steps.steps: 30 -> 32" in err
     assert sorted(curves.read(run, "")) == list(range(1, 33))
     assert "schedule.peak = 0.01" in (run / "config.txt").read_text()
+    code, out, _ = replay(capsys)  # two learning rates in one curve
+    assert code == 1
+    assert "step 1 was" in out
+    assert "First ingredient: configuration of a resume: total_steps.steps: 30" in out
 
 
 @pytest.mark.parametrize(

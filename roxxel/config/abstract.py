@@ -37,12 +37,14 @@ class Values:
     """What the fields of a graph's root are built to.
 
     Attributes:
+      root: what the root is built to, or `Unknown`.
       fields: by name; what is not set is left out.
       datasets: every data set that was found, by path.
       unbuilt: the paths of data sets that have to be built first.
       problems: what is wrong with the configuration, a line each.
     """
 
+    root: Any = None
     fields: dict[str, Any] = dataclasses.field(default_factory=dict)
     datasets: dict[str, Roxxel] = dataclasses.field(default_factory=dict)
     unbuilt: list[str] = dataclasses.field(default_factory=list)
@@ -61,7 +63,7 @@ def evaluate(root: fdl.Buildable, *, assumed_steps: int | None = None) -> Values
     """
     maker = _Maker(root, assumed_steps)
     with finding_only():
-        daglish.MemoizedTraversal.run(maker.visit, root)
+        maker.values.root = daglish.MemoizedTraversal.run(maker.visit, root)
     return maker.values
 
 

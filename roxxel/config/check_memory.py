@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from roxxel.config import abstract, check_model, imports
-
-FSDP_AXIS = "fsdp"  # over which parameters and the optimizer's state are cut
+from roxxel.errors import ConfigError
 
 
 def mesh_sizes(
@@ -16,18 +15,15 @@ def mesh_sizes(
 
     Adds a problem where they do not fit; -1 counts as 1 then.
     """
-    sizes = dict(axes or {"data": -1})
-    free = [name for name, size in sizes.items() if size == -1]
-    known = math.prod(size for size in sizes.values() if size != -1)
-    total = devices or max(1, known)
-    fits = known > 0 and (total % known == 0 if free else total == known)
-    if len(free) > 1 or not fits:
-        problems.append(
-            f"mesh_axes: {sizes} do not fit {total} device(s): the sizes must multiply "
-            "to that number, and at most one may be -1."
-        )
-        return sizes | dict.fromkeys(free, 1)
-    return sizes | {name: total // known for name in free}
+    from roxxel import sharding
+
+    axes = dict(axes or {"data": -1})
+    fixed = math.prod(size for size in axes.values() if size != -1)
+    try:
+        return sharding.axis_sizes(axes, devices or max(1, fixed))
+    except ConfigError as err:
+        problems.append(str(err))
+        return {name: max(1, size) for name, size in axes.items()}
 
 
 def memory(
@@ -57,7 +53,7 @@ def memory(
     if limit is not None and total > limit:
         problems.append(
             f"memory: {shown(total)} a device without activations, --memory allows "
-            f"{shown(limit)}; use more devices on an axis {FSDP_AXIS!r} of mesh_axes, "
+            f"{shown(limit)}; use more devices on an axis 'fsdp' of mesh_axes, "
             "or a smaller model."
         )
     return "\n".join(lines)
@@ -78,15 +74,15 @@ def _shown_mesh(mesh: Mapping[str, int]) -> str:
 
 
 def _per_device(mesh: Mapping[str, int]) -> Callable[[Iterable[Any]], int]:
-    shards = mesh.get(FSDP_AXIS, 1)
-    return lambda leaves: sum(_leaf_bytes(leaf, shards) for leaf in leaves)
+    from roxxel import sharding
 
+    def size(leaf: Any) -> int:
+        axes = sharding.parameter_sharding(mesh, leaf.shape)
+        parts = math.prod(mesh[axis] for axis in axes if axis is not None)
+        whole = math.prod(leaf.shape) * getattr(leaf.dtype, "itemsize", 8)
+        return whole // parts
 
-def _leaf_bytes(leaf: Any, shards: int) -> int:
-    """Bytes on one device: the largest dimension that divides is cut, if any does."""
-    size = math.prod(leaf.shape) * getattr(leaf.dtype, "itemsize", 8)
-    cut = any(dim % shards == 0 for dim in leaf.shape)
-    return size // shards if cut else size
+    return lambda leaves: sum(map(size, leaves))
 
 
 def _other_state(model: Any) -> list[Any]:

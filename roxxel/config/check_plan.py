@@ -1,22 +1,21 @@
 """The length of a run, how its batches divide, its schedule and its cost."""
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from roxxel.config import abstract, check_model, rates
 from roxxel.config.unbuilt import NotBuiltError
 
-ROW_AXES = ("data", "fsdp")  # over which the rows of a batch lie
-
 
 def plan(
     values: abstract.Values, mesh: Mapping[str, int], model: Any, problems: list[str]
 ) -> list[str]:
     """The sections; adds problems where a batch does not divide over the mesh."""
+    from roxxel import sharding
+
     stream, total = values.get("stream"), values.get("total_steps")
-    rows = _row_shards(mesh)
+    rows = sharding.batch_shards(mesh)
     _check_divides("stream", _spans(stream, total), rows, problems)
     size = _evaluation_rows(values.fields.get("evaluation"))
     if size and size % rows:
@@ -35,11 +34,6 @@ def _evaluation_rows(evaluation: Any) -> int | None:
     else:
         size = getattr(evaluation, "batch_size", None)
     return size if isinstance(size, int) and size > 0 else None
-
-
-def _row_shards(mesh: Mapping[str, int]) -> int:
-    named = [size for name, size in mesh.items() if name in ROW_AXES]
-    return math.prod(named) if named else next(iter(mesh.values()), 1)
 
 
 def _spans(stream: Any, total: Any) -> list[Any]:
@@ -82,10 +76,21 @@ def _length(values: abstract.Values, stream: Any, total: Any, rows: int) -> str:
     if isinstance(total, int) and stream is not None:
         epochs = _epochs(stream, total)
         lines.append(f"  {stream.tokens(total):,} tokens in all{epochs}")
+    lines += _cadences(values.root)
     early = values.get("stop_after")
     if early:
         lines.append(f"  stops early, after step {early:,}")
     return "\n".join(lines)
+
+
+def _cadences(trainer: Any) -> list[str]:
+    """How often a trainer that could be made saves and evaluates."""
+    if not hasattr(trainer, "save_every"):
+        return []
+    from roxxel.train import plan as plan_lib
+
+    *_, cadences = plan_lib.make_plan(trainer).lines()
+    return [f"  {cadences[0].lower()}{cadences[1:]}"]
 
 
 def _epochs(stream: Any, total: int) -> str:

@@ -45,6 +45,7 @@ def compare(
         *_data(recorded.get("data"), now["data"]),
     ]
     states = [
+        *(f"configuration of a resume: {text}" for text in recorded.get("changes", [])),
         *_git(recorded.get("git"), now["git"]),
         *_value("host", recorded.get("host"), now["host"]),
     ]

@@ -1,16 +1,17 @@
 """What a work directory says about its run: config.json, config.txt, run.json."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from roxxel.config import dump, resolve, run_info, suggest, text, workdir
 
+MAX_CHANGES = 50  # kept of the configuration
+
 
 def write(
     found: resolve.Experiment,
     directory: Path,
-    info: Mapping[str, Any],
+    info: dict[str, Any],
     diff: str | None = None,
 ) -> list[str]:
     """Write the files; remarks for the user come back, one line each.
@@ -18,7 +19,8 @@ def write(
     Args:
       found: the experiment as it is going to run.
       directory: the work directory, which exists.
-      info: from `run_info.collect`.
+      info: from `run_info.collect`; gets `changes`, what this and earlier resumes have
+        changed of the configuration.
       diff: from `run_info.uncommitted`; kept as a file unless it is long.
     """
     as_text = dump.to_text(found.config, name=found.name, source=found.source)
@@ -26,6 +28,8 @@ def write(
     before = workdir.read_text(directory)
     remarks = []
     changes = text.difference(before, as_text) if before is not None else []
+    known = run_info.read(directory).get("changes") or []
+    info["changes"] = [*known, *changes][-MAX_CHANGES:]
     if changes:
         listed = suggest.listing(changes)
         remarks.append(f"roxxel: note: {directory} ran before with {listed}")

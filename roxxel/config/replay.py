@@ -5,6 +5,7 @@ are read in full. A difference ends the replay, unless it is forced.
 """
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,8 @@ def _summary(origin: Path) -> dict[str, Any]:
 
 def _check_data(built: Any, flag: str) -> None:
     found = data_facts.datasets(built)
+    size = sum(os.path.getsize(path) for data in found.values() for path in data.shards)
+    say.lines([f"roxxel: note: reading {size / 1e6:,.1f} MB of data to check them"])
     faults = [fault for data in found.values() for fault in data_facts.faults(data)]
     if faults:
         raise ConfigError(

@@ -85,7 +85,9 @@ def run(
     workdir_lib.make(workdir, flag)
     if not distributed.is_lead():
         return _exit_code_of(built.run(workdir=workdir, run_info=info))
-    before, state = workdir_lib.snapshot(workdir), workdir_lib.results(workdir)
+    before = workdir_lib.snapshot(workdir)
+    is_done = getattr(built, "nothing_left", None)
+    keeps = bool(before) and is_done is not None and is_done(workdir)
     say.lines(record.write(found, workdir, info, diff))
     try:
         code = _exit_code_of(built.run(workdir=workdir, run_info=info))
@@ -94,8 +96,8 @@ def run(
         if is_new:
             workdir_lib.remove_started(workdir)
         raise
-    if before and workdir_lib.results(workdir) == state:
-        workdir_lib.restore(workdir, before)  # there was nothing left to do
+    if keeps:
+        workdir_lib.restore(workdir, before)
     return code
 
 

@@ -102,22 +102,6 @@ def restore(path: Path, before: dict[str, bytes]) -> None:
             (path / name).unlink(missing_ok=True)
 
 
-def results(path: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of the files that training makes; equal when it made nothing.
-
-    Of the table of metrics the size alone counts, for opening it may write it anew.
-    """
-    found = {}
-    for pattern in ("*", "checkpoints/*"):
-        for file in path.glob(pattern):
-            if file.name not in _STARTED and not file.name.startswith("."):
-                stat = file.stat()
-                is_table = file.name == METRICS
-                time = 0 if is_table or file.is_dir() else stat.st_mtime_ns
-                found[str(file)] = (stat.st_size, time)
-    return found
-
-
 def remove_started(path: Path) -> None:
     """Take away a directory in which a run was refused before its first step.
 

@@ -90,6 +90,25 @@ def odd_schedule() -> fdl.Config:
 
 
 @roxxel.experiment
+def two_phases() -> fdl.Config:
+    """Two data sets, and rows that grow in the second phase."""
+    config = tiny_run()
+    stream = fdl.Config(
+        roxxel.MixtureStream,
+        mix={"a": fdl.Config(numbers), "b": fdl.Config(numbers, seed=2)},
+        weights={"a": 3.0, "b": 1.0},
+        phases=[
+            fdl.Config(roxxel.Phase, steps=10, batch_size=8, seq_len=8),
+            fdl.Config(roxxel.Phase, steps=5, batch_size=12, seq_len=16),
+        ],
+        overlap=1,
+    )
+    config.stream = config.total_steps.stream = stream
+    config.total_steps.steps = None
+    return config
+
+
+@roxxel.experiment
 def mamba_1b() -> fdl.Config:
     """A big model, for its shapes."""
     from roxxel.models.ssm import Mamba2LM
