@@ -141,6 +141,11 @@ def test_one_override_moves_stream_plan_schedule_and_report(flags, capsys):
 
 def test_phases_of_a_mixture_are_a_row_each(capsys):
     phases = ["--fdl_config=toy_experiments.tiny.two_phases"]
+    assert main_lib.main([*phases, "--mode=check"]) == 0
+    plan = capsys.readouterr().out.partition("\nplan\n")[2].splitlines()
+    assert plan[0].startswith("  10 steps of 8 x 8 tokens")
+    assert plan[1].startswith("  5 steps of 12 x 16 tokens")
+    assert plan[2].startswith("  1,600 tokens in all; epochs are not known")
     config = resolve.experiment(parse(phases)).config
     for node in (*config.stream.mix.values(), config.evaluation.dataset):
         fdl.build(node)

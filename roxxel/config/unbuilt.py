@@ -1,10 +1,10 @@
 """A stand-in for the stream of a data set that has to be built first."""
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from roxxel.data import phases as phases_lib
 from roxxel.data import steps as steps_lib
 
 
@@ -17,23 +17,19 @@ class NotBuiltError(Exception):
 
 
 class UnbuiltStream:
-    """Sizes of a stream whose data are not there; its content raises `NotBuiltError`.
+    """Shapes of a stream whose data are not there; its content raises `NotBuiltError`.
 
     Raises:
-      ConfigError: a size is wrong.
+      ConfigError: a size is wrong, or the phases make no plan.
     """
 
-    planned_steps = None
     start_step = 0
 
-    def __init__(
-        self, *, seq_len: int, batch_size: int, overlap: int, seed: int, reason: str
-    ):
-        self.reason = reason
-        self.seq_len = steps_lib.positive("seq_len", seq_len)
-        self.batch_size = steps_lib.positive("batch_size", batch_size)
+    def __init__(self, spans: tuple[steps_lib.Span, ...], *, overlap: int, reason: str):
+        self._spans, self.reason = spans, reason
         self.overlap = steps_lib.not_negative("overlap", overlap)
-        self.seed = seed
+        self.batch_size, self.seq_len = spans[0].batch_size, spans[0].seq_len
+        self.planned_steps = spans[-1].stop
 
     @classmethod
     def like(
@@ -42,20 +38,23 @@ class UnbuiltStream:
         """Stands for `target(**arguments)`, a stream of unbuilt data.
 
         Raises:
-          NotBuiltError: it has phases, or rows whose shape the data decide.
+          NotBuiltError: the data decide how long rows are, or when they run out.
         """
         bound = inspect.signature(target).bind_partial(**arguments)
         bound.apply_defaults()
         given = bound.arguments
-        if given.get("phases") or not isinstance(given.get("seq_len"), int):
+        phases = given.get("phases") or [phases_lib.Phase()]
+        is_open = given.get("exhaustion", "repeat") != "repeat"
+        if is_open or not all(p.seq_len or given.get("seq_len") for p in phases):
             raise NotBuiltError(reason, is_used=True)
-        return cls(
-            seq_len=given["seq_len"],
-            batch_size=given.get("batch_size", 32),
-            overlap=given.get("overlap", 0),
-            seed=given.get("seed", 42),
-            reason=reason,
+        stage = phases_lib.Stage(
+            steps=None,
+            batch_size=steps_lib.positive("batch_size", given.get("batch_size", 32)),
+            seq_len=steps_lib.positive("seq_len", given.get("seq_len") or 1),
+            weights={},
         )
+        stages = phases_lib.resolve(phases, stage, given.get("tokens"))
+        return cls(_spans(stages), overlap=given.get("overlap", 0), reason=reason)
 
     def _not_there(self, *arguments: Any) -> NoReturn:
         raise NotBuiltError(self.reason, is_used=True)
@@ -65,13 +64,22 @@ class UnbuiltStream:
     dataset = property(_not_there)
 
     def spans(self) -> tuple[steps_lib.Span, ...]:
-        """All steps have one shape."""
-        return (steps_lib.Span(0, None, self.batch_size, self.seq_len),)
+        """Steps of one batch shape each."""
+        return self._spans
 
     def tokens(self, step: int) -> int:
         """Elements predicted in the first `step` steps."""
-        return step * self.batch_size * self.seq_len
+        return steps_lib.tokens_before(self._spans, step)
 
     def steps_for(self, tokens: int) -> int:
-        """Steps that predict at least so many elements."""
-        return math.ceil(tokens / (self.batch_size * self.seq_len))
+        """The fewest steps that predict so many elements."""
+        return steps_lib.steps_for(self._spans, tokens)
+
+
+def _spans(stages: list[phases_lib.Stage]) -> tuple[steps_lib.Span, ...]:
+    spans, start = [], 0
+    for stage in stages:
+        stop = None if stage.steps is None else start + stage.steps
+        spans.append(steps_lib.Span(start, stop, stage.batch_size, stage.seq_len))
+        start = stop or start
+    return tuple(spans)
