@@ -10,8 +10,9 @@ Command: python -m roxxel.main --fdl_config=experiments.hybrid_small
 import fiddle as fdl
 
 import roxxel
-from configs import models
+from configs import tags
 from experiments.ssm_small import ssm_small
+from roxxel.models.hybrid import HybridLM
 from roxxel.train.trainer import Trainer
 
 
@@ -20,7 +21,7 @@ def hybrid_small(
     d_model: int = 160,
     n_layers: int = 4,
     n_heads: int = 5,
-    d_ff: int = 224,
+    d_ff: int = 160,
     pattern: str = "MMMA",
     seq_len: int = 512,
     batch_size: int = 4,
@@ -36,11 +37,14 @@ def hybrid_small(
         learning_rate=learning_rate,
         seed=seed,
     )
-    config.model = models.hybrid(
+    config.model = fdl.Partial(
+        HybridLM,
+        vocab_size=256,
         d_model=d_model,
         n_layers=n_layers,
         n_heads=n_heads,
         d_ff=d_ff,
         pattern=pattern,
     )
+    fdl.add_tag(config.model, "compute_dtype", tags.ComputeDtype)
     return config

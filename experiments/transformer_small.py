@@ -10,8 +10,9 @@ Command: python -m roxxel.main --fdl_config=experiments.transformer_small
 import fiddle as fdl
 
 import roxxel
-from configs import models
+from configs import tags
 from experiments.ssm_small import ssm_small
+from roxxel.models.transformer import TransformerLM
 from roxxel.train.trainer import Trainer
 
 
@@ -25,6 +26,7 @@ def transformer_small(
     batch_size: int = 4,
     steps: int = 2800,
     learning_rate: float = 5e-3,
+    evaluate_every: int = 1400,
     seed: int = 0,
 ) -> fdl.Config[Trainer]:
     """A Transformer on the data and budget of `ssm_small`."""
@@ -33,13 +35,17 @@ def transformer_small(
         batch_size=batch_size,
         steps=steps,
         learning_rate=learning_rate,
+        evaluate_every=evaluate_every,
         seed=seed,
     )
-    config.model = models.transformer(
+    config.model = fdl.Partial(
+        TransformerLM,
+        vocab_size=256,
         d_model=d_model,
         n_layers=n_layers,
         n_heads=n_heads,
         d_ff=d_ff,
         tie_embeddings=True,
     )
+    fdl.add_tag(config.model, "compute_dtype", tags.ComputeDtype)
     return config

@@ -54,15 +54,6 @@ def test_every_argument_exists_and_every_value_is_set_by_its_own_text(name):
     assert experiment(name, *flags).config == found.config
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_debug_shrinks_it(name):
-    config = experiment(name, "--fiddler=debug(steps=3)").config
-    assert config.stream.batch_size <= 4
-    assert config.total_steps.steps == 3
-    assert config.evaluation.every == 1
-    assert config.stream is config.total_steps.stream
-
-
 def test_misspelled_field_of_a_model_is_refused():
     """NNX modules hide their signature from fiddle; misspellings must not pass."""
     with pytest.raises(ConfigError, match=r"no field 'd_modl'.*d_model"):
@@ -94,7 +85,10 @@ def test_one_override_moves_stream_plan_and_schedule():
         (["--fdl.schedule.warmup=-1"], ["schedule", "warmup", "-1"]),
         (["--fdl.stream.overlap=0"], ["overlap", "0"]),
         (["--fdl.stream.dataset.split=trian"], ["stream.dataset", "trian"]),
-        (["--fdl.model.dtype=bfloat17"], ["model.dtype", "bfloat17", "bfloat16"]),
+        (
+            ["--fdl.model.compute_dtype=bfloat17"],
+            ["model.compute_dtype", "bfloat17", "bfloat16"],
+        ),
         (["--fdl.optimizer.clip_norm=-1"], ["optimizer", "clip_norm", "-1"]),
     ],
 )
