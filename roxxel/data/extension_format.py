@@ -42,6 +42,7 @@ VERSION = 2
 
 TRAILER = struct.Struct("<qqIi8s")
 SUM_BYTES = 4
+_MAX_SPAN = 1 << 61
 
 
 def pack(body: dict, sections: dict[str, bytes]) -> bytes:
@@ -251,7 +252,7 @@ def _check_sums(noted, section: tuple[int, int] | None, payload: int) -> None:
             f" {', '.join(kinds)}"
         )
     size, span = section[1] if section else 0, noted["span_bytes"]
-    if span < 1 or size != -(-payload // span) * SUM_BYTES:
+    if not 1 <= span <= _MAX_SPAN or size != -(-payload // span) * SUM_BYTES:
         raise ValueError(
             f"its extension has {size} bytes of sums, expected {SUM_BYTES} for every"
             f" {span} of {payload} payload bytes"

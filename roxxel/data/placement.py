@@ -21,6 +21,7 @@ class Placement:
         self._shape = shape
         self._dtype = dtype
         self._check_x64()
+        self._is_local = sharding.is_fully_addressable
         # (first row, last row + 1) -> devices that hold them, with their part of a row
         self._readers: dict[tuple[int, int], list] = {}
         indices = sharding.addressable_devices_indices_map(shape)
@@ -31,6 +32,16 @@ class Placement:
 
     def put(self, read_rows, begin: int):
         """The global array whose rows i to j are `read_rows(begin + i, begin + j)`."""
+        if self._is_local:  # a third of the cost of the pieces
+            host = read_rows(begin, begin + self._shape[0]).reshape(self._shape)
+            array = jax.device_put(host, self.sharding)
+            if array.dtype != self._dtype:
+                self._check_x64(is_wrong=True)
+            return array
+        return self._put_pieces(read_rows, begin)
+
+    def _put_pieces(self, read_rows, begin: int):
+        """As `put`, of the rows that this process's devices hold."""
         pieces, devices = [], []
         for (start, stop), users in self._readers.items():
             host = read_rows(begin + start, begin + stop)

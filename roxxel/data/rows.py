@@ -138,6 +138,8 @@ class RowWindow:
 
     def _cast(self, start: int, stop: int) -> np.ndarray:
         """Gathers a piece that stays in the cache, casts it, and so on."""
+        if self._always_fits and stop - start < self._min_aligned_rows:
+            return self._stored(start, stop, None).astype(self._dtype)
         out = self._empty(stop - start)
         step = max(1, _GATHER_BYTES // (self._width * self._reader.dtype.itemsize))
         for i in range(start, stop, step):
