@@ -231,6 +231,15 @@ def test_stop_after_is_a_flag_of_its_own(tmp_path, monkeypatch, capsys):
     assert "--fdl.stop_after=12 replaces --stop_after=2e1." in err
 
 
+def test_mistakes_of_a_run_in_minutes_are_named_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--fdl_config=toy_experiments.tiny.tiny_run"]
+    flags += ["--fdl.total_steps.minutes=1", "--fdl.total_steps.steps=None"]
+    assert main_lib.main([*flags, "--fdl.optimizer.clip_norm=0"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("roxxel: error: optimizer (adamw): clip_norm must be")
+
+
 def test_installed_package_advertises_experiments(tmp_path, monkeypatch, capsys):
     info = tmp_path / "theirs-1.dist-info"
     info.mkdir()

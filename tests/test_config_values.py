@@ -1,7 +1,10 @@
 """Values from the command line: typed by what they set, without inner quotes."""
 
+import contextlib
 import enum
 import math
+import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NewType, TypedDict
@@ -14,9 +17,14 @@ import pytest
 from jax.typing import DTypeLike
 from toy_experiments import basic, parts
 
-from roxxel.config import hints, resolve, text, values
+import roxxel.logger
+from roxxel.config import hints, resolve, signatures, text, values
 from roxxel.config.arguments import parse
-from roxxel.config.scalars import MismatchError
+from roxxel.config.scalars import NOTHING, MismatchError
+from roxxel.data import stream
+from roxxel.errors import ConfigError
+from roxxel.models import ssm
+from roxxel.train import trainer
 
 REFUSED = MismatchError
 ANY = hints.UNKNOWN
@@ -226,6 +234,55 @@ def test_schedule_is_a_number_or_a_call():
     node = values.parse("optax.constant_schedule(1e-3)", hint)
     assert isinstance(node, fdl.Config)
     assert fdl.build(node)(0) == 1e-3
+
+
+OPTAX = types.SimpleNamespace(
+    adamw=optax.adamw, schedule=optax.warmup_cosine_decay_schedule, chain=optax.chain
+)
+ODD_TEXTS = [
+    *("x", "3", "", "1e3", "a.b", "f(", "(1,2", "{'a':1}", "None", "jax.nn.gelu"),
+    *("optax.adam(1)", "café", "[]", "'", "nan", "1,2", "a=1", "os.system('x')"),
+    *("roxxel.Roxxel('x')", "optax", "x(y=)", "()", ".", "a..b", "1.2.3", "[(])"),
+]
+
+
+@pytest.mark.parametrize("module", [OPTAX, trainer, roxxel.logger, ssm, stream])
+def test_no_text_makes_a_parser_fail_in_another_way(module):
+    """Whatever the annotations of the parts of an experiment say."""
+    for target in vars(module).values():
+        try:
+            parameters = signatures.parameters(target)
+        except (TypeError, ValueError):
+            continue
+        for name, parameter in parameters.items():
+            hint = hints.of_field(target, name)
+            for given in ODD_TEXTS:
+                with contextlib.suppress(MismatchError, ConfigError):
+                    values.parse(given, hint, parameter.default)
+
+
+def test_sets_and_protocols_of_sub_graphs():
+    with pytest.raises(MismatchError, match="set"):
+        values.parse("optax.adam(1e-3)", set[Any])
+
+    class Protocol(typing.Protocol):
+        def write(self) -> None: ...
+
+    assert isinstance(values.parse("jax.nn.gelu", Protocol), fdl.Config)
+
+
+def test_optimizer_is_a_call_though_optax_makes_it_a_named_tuple():
+    hint = optax.GradientTransformation
+    held = fdl.Config(optax.sgd, 0.1)
+    for current in (NOTHING, held):
+        node = values.parse("optax.adam(1e-3)", hint, current)
+        assert fdl.get_callable(node) is optax.adam
+    assert fdl.get_callable(values.parse("optax.lion", hint, held)) is optax.lion
+    with pytest.raises(MismatchError, match="a call such as optax"):
+        values.parse("3", hint, held)
+    with pytest.raises(MismatchError) as err:
+        values.parse("optax.adma(1e-3)", hint, held)
+    assert "adam" in err.value.hint
 
 
 def full(*flags: str) -> resolve.Experiment:

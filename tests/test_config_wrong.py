@@ -102,6 +102,8 @@ WRONG = [
     (["--mode=replay", "--run=nowhere"], ["--run=nowhere", "config.json"]),
     ([TOY, "--run=x"], ["--run", "--mode=replay"]),
     ([TOY, "--stop_after=3"], ["--stop_after=3", "Job", "stop_after", "steps"]),
+    ([TINY, "--fdl.optimizer=optax.adam(b1=x)"], ["optax.adam(b1=x)", "got 'x'"]),
+    ([TINY, "--fdl.optimizer=3"], ["optimizer", "call", "'3'"]),
     ([TINY, "--stop_after=soon"], ["--stop_after=soon", "int", "soon"]),
     ([TINY, "--stop_after="], ["--stop_after", "int"]),
     ([TINY, "--stop_after=0"], ["stop_after", "0"]),

@@ -161,7 +161,10 @@ def _finish(kind: type, values: list[Any], current: Any) -> Any:
         kind = list
     if kind is collections.abc.Set:
         kind = frozenset
-    return kind(values)
+    try:
+        return kind(values)
+    except TypeError as err:  # a set of what cannot be in one
+        raise MismatchError(hints.show(kind), "It holds a sub-graph.") from err
 
 
 def _parse_mapping(text: str, hint: Any, current: Any, parse_element: Parser) -> Any:

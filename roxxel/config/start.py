@@ -1,7 +1,8 @@
 """From a resolved experiment to its run in a work directory."""
 
+import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from roxxel.config import (
     sharing,
 )
 from roxxel.config import workdir as workdir_lib
+from roxxel.errors import ConfigError
 
 
 def train(found: resolve.Experiment, given: str | None, argv: Sequence[str]) -> int:
@@ -35,7 +37,8 @@ def train(found: resolve.Experiment, given: str | None, argv: Sequence[str]) -> 
     check_runs(found.target, found.name)
     distributed.initialize()
     is_new = not workdir.exists()
-    say.lines(minutes.resolve(found, workdir, flag))
+    with _explained(found):
+        say.lines(minutes.resolve(found, workdir, flag))
     return run(found, build(found), workdir, argv, flag=flag, is_new=is_new)
 
 
@@ -45,16 +48,24 @@ def build(found: resolve.Experiment) -> Any:
     A mistake anywhere in the graph is found before a data set is built.
     """
     abstract.check_before_building(found.config)
-    shorten = functools.partial(sharing.canonical, found.config)
-    try:
+    with _explained(found):
         built = fdl.build(found.config)
+    check_runs(type(built), found.name)
+    return built
+
+
+@contextlib.contextmanager
+def _explained(found: resolve.Experiment) -> Generator[None]:
+    """Turns what fiddle raises while it builds into one line that names the node."""
+    try:
+        yield
     except Exception as err:
-        error = failures.from_build(err, shorten)
+        shorten = functools.partial(sharing.canonical, found.config)
+        is_building = hasattr(err, "proxy_message") or isinstance(err, ConfigError)
+        error = failures.from_build(err, shorten) if is_building else None
         if error is None:
             raise
         raise error from err
-    check_runs(type(built), found.name)
-    return built
 
 
 def run(
@@ -91,7 +102,7 @@ def run(
     say.lines(record.write(found, workdir, info, diff))
     try:
         code = _exit_code_of(built.run(workdir=workdir, run_info=info))
-    except errors.ConfigError:
+    except ConfigError:
         workdir_lib.restore(workdir, before)  # the run that is there stays as it was
         if is_new:
             workdir_lib.remove_started(workdir)
@@ -104,7 +115,7 @@ def run(
 def check_runs(target: Any, name: str) -> None:
     """Check that what is built can run: a class is asked before it is built."""
     if isinstance(target, type) and not callable(getattr(target, "run", None)):
-        raise errors.ConfigError(
+        raise ConfigError(
             f"{name} builds an object of type {target.__name__}, which has no method "
             "run(workdir, run_info)."
         )

@@ -62,9 +62,15 @@ def parse_node(text: str, hint: Any, current: Any) -> Any:
     call = calls.parse(word)
     if not call.is_call and isinstance(hint, type):
         value = _lookup(call.name, None)
-        if isinstance(value, hint) and not isinstance(value, type):
+        if not isinstance(value, type) and _is_instance(value, hint):
             return value
     return _subgraph(call, fdl.Config)
+
+
+def _is_instance(value: Any, kind: type) -> bool:
+    if getattr(kind, "_is_protocol", False):  # it may not be asked
+        return False
+    return isinstance(value, kind)
 
 
 def bind(

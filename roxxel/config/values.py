@@ -75,6 +75,8 @@ def _parse_as(text: str, hint: Any, current: Any) -> Any:
         return scalars.parse_enum(text, hint)
     if _is_path_hint(hint):
         return scalars.parse_path(text, _path_kind(hint))
+    if _is_record(hint) and (isinstance(current, fdl.Buildable) or _is_call(text)):
+        return symbols.parse_node(text, hint, current)
     if containers.is_container(hint):
         return containers.parse(text, hint, current, parse)
     if _is_callable_hint(hint):
@@ -167,8 +169,17 @@ def _is_number_type(hint: Any) -> bool:
 def _parse_number(text: str, kind: Any) -> Any:
     try:
         return kind(scalars.unquote(text.strip()))
-    except (ValueError, OverflowError) as err:
+    except (TypeError, ValueError, OverflowError) as err:  # an abstract type too
         raise MismatchError(kind.__name__) from err
+
+
+def _is_record(hint: Any) -> bool:
+    """Whether a hint is a named tuple, as Optax's optimizers are."""
+    return isinstance(hint, type) and hasattr(hint, "_fields")
+
+
+def _is_call(text: str) -> bool:
+    return symbols.is_call(text.strip())
 
 
 def _is_path_hint(hint: Any) -> bool:
