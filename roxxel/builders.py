@@ -8,7 +8,8 @@ All builders but `python_library_sources` take these keywords:
 
 - `tokenizer`: what `roxxel.tokenizers.load` takes; the bytes of UTF-8 by default.
 - `separator`: follows every document: an id, a list of ids, or text that names a
-  token (for bytes any text). None: the tokenizer's own, NUL for bytes. "": nothing.
+  token (for bytes any text). None: the tokenizer's own for text, NUL for bytes, and
+  nothing for token ids. An empty one: nothing.
 - `split`: "train" or "heldout" with a `heldout_fraction`, else None.
 - `heldout_fraction`: expected share of documents held out, chosen by a hash of their
   content: the same text is on the same side wherever it stands.

@@ -1,15 +1,18 @@
-"""What is in `.rox` files: `python -m roxxel.rox info|verify|head PATH...`.
+"""`.rox` files on the command line: `python -m roxxel.rox info|verify|head|build`.
 
 A PATH is a file, a quoted pattern such as 'wiki_*.rox' or a folder. Exit codes: 0 fine,
-1 faults found by verify, 2 nothing readable there or wrong arguments.
+1 faults found by verify or a build that could not go on, 2 nothing readable there or
+wrong arguments.
 """
 
 import argparse
 import json
 import sys
+from typing import Any, NoReturn
 
 import numpy as np
 
+from roxxel import rox_build
 from roxxel.data import checksums, modes, paths, verify
 from roxxel.dataset import Roxxel
 from roxxel.errors import EXIT_CONFIG, EXIT_ERROR, EXIT_OK, ConfigError
@@ -23,17 +26,25 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         return args.run(args)
-    except (ConfigError, _FormatError, OSError, ValueError) as err:
+    except (ConfigError, _FormatError, OSError, ValueError, ImportError) as err:
         message = " ".join(str(err).split())
         sys.stderr.write(f"roxxel.rox: {message}\n")
         return EXIT_CONFIG
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_CONFIG, f"{self.prog}: {message} (--help shows all)\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m roxxel.rox", description="Shows what is in .rox files."
+    parser = _Parser(
+        prog="python -m roxxel.rox",
+        description="Shows what is in .rox files, and builds them.",
     )
-    commands = parser.add_subparsers(required=True, metavar="info|verify|head")
+    commands = parser.add_subparsers(required=True, metavar="info|verify|head|build")
     for run, text in (
         (_info, "records, elements, dtype, sizes and extension"),
         (_verify, "checks every block, index and footer; exit 1 when one is wrong"),
@@ -52,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--text", action="store_true", help="decode uint8 as UTF-8"
             )
+    rox_build.add(commands)
     return parser
 
 
@@ -72,7 +84,7 @@ def _info(args: argparse.Namespace) -> int:
 def _write_facts(path: str, data: Roxxel) -> None:
     shards = modes.read_shards(data.shards)
     extension = shards[0].extension
-    facts = {
+    facts: dict[str, Any] = {
         "shards": len(shards),
         "records": len(data),
         "elements": data.num_elements,
@@ -83,9 +95,11 @@ def _write_facts(path: str, data: Roxxel) -> None:
     }
     facts |= {
         name: extension[name]
-        for name in ("block_bytes", "item_shape", "separator", "pad", "metadata")
+        for name in ("block_bytes", "item_shape", "separator", "pad")
         if name in extension
     }
+    if extension:
+        facts["metadata"] = data.metadata
     _write(path)
     for name, value in facts.items():
         text = value if isinstance(value, str) else json.dumps(value)

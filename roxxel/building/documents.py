@@ -56,18 +56,20 @@ def whole_text(path: str, encoding: str, errors: str) -> bytes:
     Raises:
         ConfigError: It cannot be read, or does not decode; names file and line.
     """
-    raw, stream = lines.open_file(path)
     try:
+        if encoding == "utf-8" and errors == "strict" and not lines.is_compressed(path):
+            # Unbuffered: for a short file a buffer costs more than its content.
+            with open(path, "rb", buffering=0) as file:
+                text = file.read()
+            str(text, "utf-8")  # only to know that it is
+            return text
+        raw, stream = lines.open_file(path)
         with raw:
-            if encoding == "utf-8" and errors == "strict":
-                text = stream.read()
-                str(text, "utf-8")  # only to know that it is
-                return text
             return _whole_text(stream, encoding, errors)
     except UnicodeDecodeError as err:
         raise _undecodable(path, encoding, err) from err
     except lines.BROKEN as err:
-        raise ConfigError(f"{path}: cannot be read: {err}.") from err
+        raise lines.unreadable(path, err) from err
 
 
 def text_lines(
@@ -162,7 +164,7 @@ def _decoded_lines(
     except UnicodeDecodeError as err:
         raise _undecodable(path, encoding, err) from err
     except lines.BROKEN as err:
-        raise ConfigError(f"{path}: cannot be read: {err}.") from err
+        raise lines.unreadable(path, err) from err
 
 
 def _undecodable(path: str, encoding: str, err: UnicodeDecodeError) -> ConfigError:

@@ -95,8 +95,8 @@ def build(
             default. For token ids the one that made them: they are checked against
             its vocabulary, and it is stored with them.
         separator: Follows every document: an id, a list of ids, or text that names a
-            token (for bytes any text). None: the tokenizer's own, and nothing for
-            token ids without a tokenizer. An empty one ("" or []): nothing.
+            token (for bytes any text). None: the tokenizer's own for text, and
+            nothing for token ids. An empty one ("" or []): nothing.
         split: "train" or "heldout" with a `heldout_fraction`, else None.
         heldout_fraction: Expected share of documents held out, chosen by a hash of
             their content: the same text is on the same side wherever it stands.
@@ -280,6 +280,7 @@ def _pieces(
         for piece in made_pieces:
             documents += piece.kept.documents + piece.held.documents
             yield piece
+        bar.set(total)
     if not documents:
         raise ConfigError(f"{source.name}: none of the 0 documents with text is left.")
     getattr(source, "check_unchanged", lambda: None)()

@@ -45,9 +45,17 @@ def open_file(path: str) -> tuple[BinaryIO, IO[bytes]]:
     try:
         raw = open(path, "rb")  # noqa: SIM115
     except OSError as err:
-        raise ConfigError(f"{path}: cannot be read: {err.strerror}.") from err
+        raise unreadable(path, err) from err
     stream = opener(raw, "rb") if opener else raw
     return raw, cast(IO[bytes], stream)
+
+
+def unreadable(path: str, err: Exception) -> ConfigError:
+    """The error to raise from one of `BROKEN`, itself if it says so already."""
+    if isinstance(err, ConfigError):
+        return err
+    what = err.strerror if isinstance(err, OSError) and err.strerror else err
+    return ConfigError(f"{path}: cannot be read: {what}.")
 
 
 def blocks(span: Span, on_read: OnRead) -> Iterator[bytes]:
@@ -67,9 +75,7 @@ def blocks(span: Span, on_read: OnRead) -> Iterator[bytes]:
                 yield block
                 on_read(max(0, raw.tell() - begin))
     except BROKEN as err:
-        if isinstance(err, ConfigError):
-            raise
-        raise ConfigError(f"{span.path}: cannot be read: {err}.") from err
+        raise unreadable(span.path, err) from err
 
 
 def lines_before(span: Span) -> int:

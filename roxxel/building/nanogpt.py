@@ -44,21 +44,12 @@ class BinPart:
         if self.end_of_text is None:
             yield ids
             return
-        begin = self.start and self._next_end(ids, self.start - 1)
+        ends = _ends(ids, self.end_of_text, max(0, self.start - 1))
+        begin = next(ends) if self.start else 0
         while begin < self.stop:
-            end = self._next_end(ids, begin)
+            end = next(ends)
             yield ids[begin:end]
             begin = end
-
-    def _next_end(self, ids: np.ndarray, start: int) -> int:
-        """One behind the first end of text at `start` or later, or behind all."""
-        step = 1024
-        while start < len(ids):
-            found = ids[start : start + step] == self.end_of_text
-            if found.any():
-                return start + int(found.argmax()) + 1
-            start, step = start + step, min(2 * step, _SEARCH_TOKENS)
-        return len(ids)
 
 
 class BinSource:
@@ -171,6 +162,14 @@ def _headed_layout(
             f"{dtype.name} tokens of its header: cut off or damaged."
         )
     return dtype, _HEADER_BYTES, count
+
+
+def _ends(ids: np.ndarray, end_of_text: int, start: int) -> Iterator[int]:
+    """One behind each end of text at `start` or later, at last the length of all."""
+    for at in range(start, len(ids), _SEARCH_TOKENS):
+        found = np.flatnonzero(ids[at : at + _SEARCH_TOKENS] == end_of_text)
+        yield from (found + (at + 1)).tolist()
+    yield len(ids)
 
 
 def _map(path: str, dtype: np.dtype, offset: int, count: int) -> np.ndarray:

@@ -52,6 +52,8 @@ def make(
     kind = _kind_of(first)
     if kind == TEXT and tokenizer is None:
         tokenizer = Bytes()
+    if separator is None and kind == IDS:
+        separator = []  # ids hold their own, if any
     ids = _separator_ids(separator, tokenizer)
     chosen = _element_dtype(tokenizer, ids, dtype, first)
     return Recipe(

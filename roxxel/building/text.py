@@ -156,15 +156,14 @@ def _groups(
 ) -> Iterator[list[Span]]:
     """Spans of all files in order, in groups of about the size of a part."""
     group: list[Span] = []
+    num_bytes = 0
     for path, size, _ in states:
         for span in _spans(path, size, is_split=is_split):
             group.append(span)
-            if (
-                sum(s.bytes for s in group) >= _PART_BYTES // 2
-                or len(group) >= _MAX_FILES
-            ):
+            num_bytes += span.bytes
+            if num_bytes >= _PART_BYTES // 2 or len(group) >= _MAX_FILES:
                 yield group
-                group = []
+                group, num_bytes = [], 0
     if group:
         yield group
 
