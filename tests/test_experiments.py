@@ -41,7 +41,7 @@ SIZES = {
     "transformer_16b": (16_700, 637_055),
     "hybrid_small": (0.75, 2800),
     "mixture_curriculum": (0.75, 2800),
-    "finetune": (0.25, 100),
+    "finetune": (0.75, 100),
 }
 
 
