@@ -205,9 +205,10 @@ def test_bin_files_with_the_header_of_llm_c(tmp_path):
 @pytest.mark.parametrize("part_bytes", [2, 6, 14, 1 << 20])
 def test_parts_of_a_bin_file_hold_each_document_once(tmp_path, monkeypatch, part_bytes):
     monkeypatch.setattr(tokens, "PART_BYTES", part_bytes)
+    monkeypatch.setattr("roxxel.building.nanogpt._SEARCH_TOKENS", 100)
     rng = np.random.default_rng(part_bytes)
     ids = rng.integers(0, 4, 3000).astype("<u2")
-    ids[500:2000] = 1  # a document longer than what is searched at once
+    ids[500:2000] = 1
     ids.tofile(tmp_path / "x.bin")
     source = BinSource(tmp_path / "x.bin", end_of_text=0)
     documents = plain(source)
