@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from roxxel import main as main_lib
+from roxxel.config import load
 
 TOY = "--fdl_config=toy_experiments.basic.full"
 TINY = "--fdl_config=toy_experiments.tiny.tiny_run"
@@ -267,9 +268,31 @@ def test_workdir_of_another_experiment_is_refused(tmp_path, monkeypatch, capsys)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.*")} == before
 
 
+def _doubled(levels):
+    """A small file of lists that hold the one before twice: 2**levels values."""
+    items = {f"l{level}": [f"l{level - 1}"] * 2 for level in range(1, levels)}
+    objects = {
+        key: {
+            "type": {"type": "pyref", "module": "builtins", "name": "list"},
+            "items": [
+                [f"Index(index={i})", {"type": "ref", "key": inner}]
+                for i, inner in enumerate(inside)
+            ],
+            "metadata": None,
+        }
+        for key, inside in items.items()
+    }
+    objects["l0"] = {"type": "leaf", "value": 1}
+    root = {"type": "ref", "key": f"l{levels - 1}"}
+    return json.dumps({"root": root, "objects": objects})
+
+
 @pytest.mark.parametrize(
     ("content", "mentions"),
     [
+        (_doubled(60), "more than 1,000,000 values"),
+        (_doubled(5000), "nested too deeply"),
+        (" " * (load.MAX_FILE_BYTES + 1), "bytes; no config file"),
         ("", "no JSON"),
         ("{", "no JSON"),
         ("[1, 2]", "not the config.json"),
@@ -287,6 +310,7 @@ def test_workdir_of_another_experiment_is_refused(tmp_path, monkeypatch, capsys)
             "circle",
         ),
     ],
+    ids=lambda value: value[:24].strip(),
 )
 def test_config_file_that_is_none(content, mentions, tmp_path, capsys):
     file = tmp_path / "config.json"

@@ -192,7 +192,7 @@ def _arguments(node: fdl.Buildable) -> dict[str, Any]:
 
 
 def _leaves(node: fdl.Buildable) -> list[Any]:
-    return [value for value, _ in daglish.iterate(node)]
+    return [value for value, _ in daglish.iterate(node, memoized=True)]
 
 
 def _nodes(root: fdl.Buildable) -> list[fdl.Buildable]:

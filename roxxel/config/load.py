@@ -22,6 +22,7 @@ from roxxel.config import encode, imports, suggest, text
 from roxxel.errors import ConfigError
 
 MAX_FILE_BYTES = 64 * 1024**2
+MAX_VALUES = 1_000_000  # of a graph with every shared part counted where it is used
 FORMAT = 1  # of the "roxxel" section of config.json
 
 OWN_PACKAGES = ("roxxel", "experiments", "configs")
@@ -112,7 +113,29 @@ def _parsed(content: str, flag: str) -> dict[str, Any]:
             f"{flag}: is JSON, but not the config.json of a run (it has no 'root' and "
             "'objects')."
         )
+    try:
+        size = _expanded(data["root"], data["objects"], {})
+    except (AttributeError, KeyError, TypeError):
+        return data  # not of the format; what is wrong is said when it is read
+    except RecursionError as err:
+        raise ConfigError(f"{flag}: is nested too deeply, or in a circle.") from err
+    if size > MAX_VALUES:
+        raise ConfigError(f"{flag}: holds more than {MAX_VALUES:,} values; no config.")
     return data
+
+
+def _expanded(value: Any, objects: dict[str, Any], known: dict[str, int]) -> int:
+    """How many values a stored one stands for; a small file can stand for millions."""
+    if isinstance(value, list):
+        return 1 + sum(_expanded(item, objects, known) for item in value)
+    if not isinstance(value, dict) or value.get("type") == "leaf":
+        return 1
+    if value.get("type") != "ref":
+        return 1 + _expanded(value.get("items", []), objects, known)
+    key = value["key"]
+    if key not in known:
+        known[key] = _expanded(objects[key], objects, known)
+    return known[key]
 
 
 def _deserialized(content: str, policy: "_Policy", flag: str) -> Any:
