@@ -1,8 +1,8 @@
 """Writing, bytes on disk, building from text, and reading from a cold disk."""
 
+import concurrent.futures
 import os
 import pathlib
-import shutil
 import statistics
 import time
 
@@ -12,7 +12,7 @@ import turns
 
 from roxxel import Roxxel
 
-COLD_READ_BYTES = 48 << 20  # of every contestant and round
+COLD_ROWS = 8000  # of every contestant and round
 
 
 def write(folder: pathlib.Path, args) -> list[dict]:
@@ -144,8 +144,9 @@ def _cold_rates(path: str, row_bytes: int, turn: int):
         rows[i].copy()
     yield "plain page faults", few * row_bytes / (time.perf_counter() - start) / 1e6
     del rows
+    yield "pread by 16 threads", _threads(path, row_bytes, turn)
     _evict(path)
-    batches = max(2, COLD_READ_BYTES // (32 * row_bytes))
+    batches = COLD_ROWS // 32
     data = Roxxel(path)
     start = time.perf_counter()
     for _ in data.stream(width, 32, seed=turn).steps(0, batches):
@@ -153,6 +154,22 @@ def _cold_rates(path: str, row_bytes: int, turn: int):
     seconds = time.perf_counter() - start
     yield "roxxel, batches of 32", batches * 32 * row_bytes / seconds / 1e6
     data.close()
+
+
+def _threads(path: str, row_bytes: int, turn: int) -> float:
+    """What the storage gives for random rows in parallel, in MB/s."""
+    _evict(path)
+    count = COLD_ROWS // 4
+    rows = os.path.getsize(path) // row_bytes
+    at = np.random.default_rng(200 + turn).integers(0, rows, count) * row_bytes
+    fd = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        start = time.perf_counter()
+        read = sum(pool.map(lambda i: len(os.pread(fd, row_bytes, i)), at.tolist()))
+        seconds = time.perf_counter() - start
+    os.close(fd)
+    return read / seconds / 1e6
 
 
 def _sequential(path: str, turn: int) -> float:
@@ -176,7 +193,3 @@ def _evict(path: str) -> None:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
-
-
-def free_bytes(folder: pathlib.Path) -> int:
-    return shutil.disk_usage(folder).free

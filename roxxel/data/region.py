@@ -32,6 +32,7 @@ class Region:
         self._is_mapped = np.zeros(len(shards), bool)
         self.is_all_mapped = False
         self.cold_reads = 1  # for which rows are fetched ahead: the disk was waited for
+        self.batches_ahead = 1  # fetched then, doubled every time
         self.behind: DropBehind | None = None
         flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
         self._memory = mmap.mmap(-1, self._size, flags=flags, prot=mmap.PROT_READ)

@@ -17,8 +17,8 @@ _GATHER_BYTES = 1 << 20  # a cast works on pieces that stay in the cache
 _COLD_SECS = 5e-4
 _COLD_BYTES_PER_SEC = 250e6
 _COLD_READS = 64
-_AHEAD_BYTES = 8 << 20  # under way at once: disks answer many requests in parallel
-_AHEAD_ROWS = 512
+_AHEAD_BYTES = 32 << 20  # under way at once: disks answer many requests in parallel
+_AHEAD_ROWS = 1024
 _KEPT_SPANS = 1 << 18
 _ALIGNED_BYTES = 1 << 20  # from here on a copy by jax costs more than aligning
 
@@ -87,6 +87,8 @@ class RowWindow:
             region.cold_reads = _COLD_READS
         elif region.cold_reads:
             region.cold_reads -= 1
+            if not region.cold_reads:
+                region.batches_ahead = 1
         if region.behind:
             size = self._reader.dtype.itemsize
             at = self._at[start:stop] * size
@@ -96,11 +98,14 @@ class RowWindow:
     def _look_ahead(self, start: int, stop: int) -> None:
         """Has the kernel fetch these rows and those of the next batches, all at once.
 
-        Each row once, and only the rows that the caller reads of every batch.
+        Each row once, and only the rows that the caller reads of every batch; more of
+        them from call to call, so that the first batch does not wait for all.
         """
         row_bytes = self._width * self._reader.dtype.itemsize
         rows = min(_AHEAD_BYTES // row_bytes, _AHEAD_ROWS)
-        batches = 1 + max(1, rows // max(1, stop - start))
+        most = max(1, rows // max(1, stop - start))
+        ahead = self._region.batches_ahead = min(most, 2 * self._region.batches_ahead)
+        batches = 1 + ahead
         stride = self.batch_size or stop - start
         if self._is_asked is None:
             self._is_asked = np.zeros(len(self), bool)
