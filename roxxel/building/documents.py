@@ -9,6 +9,7 @@ import glob
 import io
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
@@ -18,6 +19,7 @@ from roxxel.data import paths as shard_paths
 from roxxel.errors import ConfigError
 
 Patterns = str | os.PathLike | Sequence[str | os.PathLike]
+State = tuple[str, int, int]  # path, bytes, time of last change in ns
 
 # Their line feeds are the byte 10, and no other character holds that byte.
 _LINE_SAFE = ("utf-8", "ascii", "iso8859-1", "iso8859-15", "cp1252")
@@ -31,18 +33,23 @@ def find_files(patterns: Patterns) -> list[str]:
     Raises:
         ConfigError: A pattern matches no file; the message says where it looked.
     """
+    return [path for path, _, _ in find_states(patterns)]
+
+
+def find_states(patterns: Patterns) -> list[State]:
+    """The states of the files that `find_files` finds, each looked at once."""
     is_single = isinstance(patterns, str | os.PathLike)
     texts = [os.fspath(p) for p in ([patterns] if is_single else patterns)]
     if not texts:
         raise ConfigError("no file pattern was given, expected at least one.")
-    found = {path for text in texts for path in _matches(text)}
-    return sorted(found, key=shard_paths.natural_key)
+    found = {state[0]: state for text in texts for state in _matches(text)}
+    return [found[path] for path in sorted(found, key=shard_paths.natural_key)]
 
 
-def states(files: Iterable[str]) -> list[tuple[str, int, int]]:
+def states(files: Iterable[str]) -> list[State]:
     """Path, size and time of last change (ns) of each file."""
-    stats = [(path, os.stat(path)) for path in files]
-    return [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+    infos = ((path, os.stat(path)) for path in files)
+    return [(path, info.st_size, info.st_mtime_ns) for path, info in infos]
 
 
 def is_line_safe(encoding: str) -> bool:
@@ -119,21 +126,29 @@ def json_texts(
         yield texts
 
 
-def _matches(pattern: str) -> list[str]:
+def _matches(pattern: str) -> list[State]:
     pattern = os.path.abspath(os.path.expanduser(pattern))
-    if os.path.isfile(pattern):
-        return [pattern]
     if os.path.isdir(pattern):
         raise ConfigError(
             f"{pattern} is a folder, expected files: write {pattern}/**/*.txt to take "
             "those in it."
         )
-    found = [
-        path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)
-    ]
+    is_file = os.path.exists(pattern)
+    names = [pattern] if is_file else glob.iglob(pattern, recursive=True)
+    found = [state for path in names if (state := _state_of_file(path))]
     if not found:
         raise ConfigError(f"no file matches {pattern}.")
     return found
+
+
+def _state_of_file(path: str) -> State | None:
+    try:
+        info = os.stat(path)
+    except OSError:  # a link to nowhere
+        return None
+    if not stat.S_ISREG(info.st_mode):
+        return None
+    return path, info.st_size, info.st_mtime_ns
 
 
 def _whole_text(stream: IO[bytes], encoding: str, errors: str) -> bytes:

@@ -74,7 +74,7 @@ class _Files:
     options: dict
 
     def __init__(self, patterns: documents.Patterns):
-        self.states = documents.states(documents.find_files(patterns))
+        self.states = documents.find_states(patterns)
 
     def key(self) -> dict:
         """Paths, sizes and times of the files, and the options."""
@@ -151,9 +151,7 @@ class JsonSource(_Files):
         return [JsonPart(group, **self.options) for group in groups]
 
 
-def _groups(
-    states: list[tuple[str, int, int]], *, is_split: bool
-) -> Iterator[list[Span]]:
+def _groups(states: list[documents.State], *, is_split: bool) -> Iterator[list[Span]]:
     """Spans of all files in order, in groups of about the size of a part."""
     group: list[Span] = []
     num_bytes = 0
