@@ -16,14 +16,14 @@ READ = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
 IDS = np.random.default_rng(0).integers(0, 16, (200, 9)).astype(np.uint8)
 
 
-def train(folder, stream, total_steps=STEPS, **kw):
-    schedule = optim.warmup_cosine(peak=0.05, total_steps=total_steps)
+def train(folder, stream, **kw):
+    schedule = optim.warmup_cosine(peak=0.05, total_steps=STEPS)
     trainer = Trainer(
         model=Bigram,
         optimizer=optim.adamw(schedule=schedule),
         schedule=schedule,
         stream=stream,
-        total_steps=total_steps,
+        total_steps=STEPS,
         save_every=5,
         **kw,
     )
@@ -66,9 +66,9 @@ def main():
     refused(root / "no", part(0), "processes 0 and 1 read the same rows")
     refused(root / "no", part(me, 4 - me), "the processes' batches differ: [(4, 9)")
     refused(root / "no", Steps(me), "each should hold the whole batch")
-    assert train(root / "pure", Steps(0), total_steps=3) == 0
+    assert train(root / "pure", Steps(0), stop_after=3) == 0
     same = Input(whole(), per_process=False)
-    assert train(root / "whole", same, total_steps=3) == 0
+    assert train(root / "whole", same, stop_after=3) == 0
     assert train(root / "undisturbed", part(me)) == 0
     for stop in (7, None):
         assert train(root / "cut", part(me), stop_after=stop) == 0

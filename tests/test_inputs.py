@@ -25,7 +25,9 @@ from roxxel.train import input_states
 from roxxel.train.inputs import Input, as_source
 from roxxel.train.trainer import Trainer
 from tests.test_trainer import assert_same_run, rows
-from tests.tiny import Bigram
+from tests.tiny import Bigram, compile_once  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("compile_once")
 
 CHILD = pathlib.Path(__file__).with_name("inputs_child.py")
 ROWS, WIDTH, BATCH_SIZE, STEPS = 200, 9, 8, 20
@@ -320,6 +322,8 @@ def test_two_processes_bring_their_parts_and_resume(tmp_path, repo_root):
     for index in range(2):
         environment = os.environ | {
             "PYTHONPATH": str(repo_root),
+            "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "xla"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "ROXXEL_COORDINATOR": f"127.0.0.1:{port}",
             "ROXXEL_NUM_PROCESSES": "2",
             "ROXXEL_PROCESS_ID": str(index),

@@ -23,7 +23,9 @@ from roxxel.models.ssm import Mamba2LM
 from roxxel.train.evaluation import Evaluation
 from roxxel.train.sample import Sample
 from roxxel.train.trainer import Trainer
-from tests.tiny import Bigram
+from tests.tiny import Bigram, compile_once  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("compile_once")
 
 SEQ_LEN, BATCH_SIZE, STEPS = 8, 8, 20
 

@@ -30,11 +30,11 @@ def plan_lines(
 def _data_line(stream: Any, total_steps: int) -> list[str]:
     if not stream.steps_per_epoch:
         return []
-    data = getattr(stream, "dataset", stream)
-    elements = getattr(data, "num_elements", stream.tokens(stream.steps_per_epoch))
+    elements = getattr(getattr(stream, "dataset", stream), "num_elements", None)
+    size = f"{elements:,} elements, " if elements else ""
     epochs = total_steps / stream.steps_per_epoch
     return [
-        f"Data {elements:,} elements, {stream.steps_per_epoch:,} steps an epoch, "
+        f"Data {size}{stream.steps_per_epoch:,} steps an epoch, "
         f"{epochs:.2f} epochs in all"
     ]
 
