@@ -15,10 +15,10 @@ def recorded(count, makers):
         yield i
 
 
-@pytest.mark.parametrize("idle_secs", [0.0, 60.0, 2e-4])
+@pytest.mark.parametrize("worth_secs", [0.0, 60.0, 2e-5])
 @pytest.mark.parametrize("depth", [1, 3])
-def test_items_come_once_and_in_order(monkeypatch, idle_secs, depth):
-    monkeypatch.setattr(prefetch, "_IDLE_SECS", idle_secs)
+def test_items_come_once_and_in_order(monkeypatch, worth_secs, depth):
+    monkeypatch.setattr(prefetch, "_WORTH_SECS", worth_secs)
     run = Prefetcher(iter(range(3000)), depth)
     assert list(run) == list(range(3000))
     with pytest.raises(StopIteration):
@@ -26,7 +26,7 @@ def test_items_come_once_and_in_order(monkeypatch, idle_secs, depth):
 
 
 def test_a_busy_consumer_finds_items_made_ahead(monkeypatch):
-    monkeypatch.setattr(prefetch, "_IDLE_SECS", -1.0)  # every consumer counts as busy
+    monkeypatch.setattr(prefetch, "_WORTH_SECS", -1.0)  # a thread is always worth it
     makers, made = [], threading.Event()
 
     def source():
@@ -43,7 +43,7 @@ def test_a_busy_consumer_finds_items_made_ahead(monkeypatch):
 
 
 def test_an_idle_consumer_makes_items_itself(monkeypatch):
-    monkeypatch.setattr(prefetch, "_IDLE_SECS", 1e9)  # every consumer counts as idle
+    monkeypatch.setattr(prefetch, "_WORTH_SECS", 1e9)  # a thread is never worth it
     makers = []
     run = Prefetcher(recorded(200, makers), 2)
     assert list(run) == list(range(200))
@@ -52,7 +52,7 @@ def test_an_idle_consumer_makes_items_itself(monkeypatch):
 
 
 def test_no_more_than_depth_items_are_made_ahead(monkeypatch):
-    monkeypatch.setattr(prefetch, "_IDLE_SECS", -1.0)
+    monkeypatch.setattr(prefetch, "_WORTH_SECS", -1.0)
     ahead, taken = [], 0
 
     def source():
@@ -65,9 +65,9 @@ def test_no_more_than_depth_items_are_made_ahead(monkeypatch):
     assert max(ahead) <= 3
 
 
-@pytest.mark.parametrize("idle_secs", [-1.0, 1e9])
-def test_an_error_comes_in_its_place(monkeypatch, idle_secs):
-    monkeypatch.setattr(prefetch, "_IDLE_SECS", idle_secs)
+@pytest.mark.parametrize("worth_secs", [-1.0, 1e9])
+def test_an_error_comes_in_its_place(monkeypatch, worth_secs):
+    monkeypatch.setattr(prefetch, "_WORTH_SECS", worth_secs)
 
     def source():
         yield from range(5)

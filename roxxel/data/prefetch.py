@@ -6,17 +6,18 @@ import time
 import weakref
 from collections.abc import Iterator
 
-# A consumer that comes back sooner makes the item itself: waking the thread and taking
-# the item over would cost more than it hides.
-_IDLE_SECS = 2e-4
+# What a thread must hide of every item to be worth it: waking it, taking the item over
+# and the two getting in each other's way costs a tenth of that, and more on few cores.
+_WORTH_SECS = 2e-3
 
 
 class Prefetcher:
     """Yields what `source` yields, up to `depth` items made ahead on a thread.
 
-    The thread makes items while the consumer is busy with other things. A consumer that
-    does nothing in between (which the time between its calls tells) makes them in its
-    own thread, at no more than the cost of a lock.
+    The thread makes items while the consumer is busy with other things, where both take
+    their time: rows from a disk, say, while a model computes. Else the consumer makes
+    them itself when it asks, at no more than the cost of a lock: batches from the page
+    cache, or a consumer that does nothing in between.
 
     An exception of the source is raised by `next` in its place; then, and after the
     end or `close`, `next` raises StopIteration for ever. The thread ends when the
@@ -61,6 +62,7 @@ class _Shared:
         self._is_finished = False
         self._error: BaseException | None = None
         self._left_at = 0.0  # when the consumer went away with an item
+        self._took = 0.0  # seconds to make the last item
 
     def make_ahead(self) -> bool:
         """Makes one item when there is room; False when no more will be needed."""
@@ -82,7 +84,7 @@ class _Shared:
         """The next item, made here when none was made ahead."""
         gap = time.perf_counter() - self._left_at
         with self._changed:
-            self._is_wanted = gap > _IDLE_SECS
+            self._is_wanted = min(gap, self._took) > _WORTH_SECS
             if self._items or self._is_over:
                 return self._take()
         with self._making:  # waits for the item that the thread is making
@@ -91,9 +93,7 @@ class _Shared:
                     return self._take()
             item, is_there = self._advance()
         with self._changed:
-            if not is_there or self._is_stopped:
-                return self._take()
-            return self._leave(item)
+            return self._leave(item) if is_there else self._take()
 
     def stop(self) -> None:
         with self._changed:
@@ -112,8 +112,11 @@ class _Shared:
     def _advance(self) -> tuple[object, bool]:
         """The next item of the source and whether there is one; held: `making`."""
         error = None
+        begin = time.perf_counter()
         try:
-            return next(self._source), True
+            item = next(self._source)
+            self._took = time.perf_counter() - begin
+            return item, True
         except StopIteration:
             pass
         except BaseException as err:  # handed to the consumer, whatever it is
