@@ -3,13 +3,16 @@
 import csv
 import json
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from roxxel import Roxxel
 from roxxel import main as main_lib
-from roxxel.config import curves, run_info
+from roxxel.config import curves, data_facts, ingredients, run_info
 
 TINY = "--fdl_config=toy_experiments.tiny.tiny_run"
 TRUST = "--trust_config"
@@ -102,6 +105,28 @@ def test_one_flipped_byte_is_refused_and_the_shard_named(run, capsys):
         assert "damaged" in last
         assert str(shard) in last
         assert not Path("run-replay").exists()
+
+
+def test_flipped_byte_of_a_file_without_checksums_is_found(tmp_path):
+    """Files of the published writers: payload, index, footer."""
+    paths = []
+    for number in range(2):
+        payload = np.arange(500, dtype=np.int32)
+        ends = np.array([payload.nbytes], "<i8").tobytes()
+        footer = struct.pack("<qq8s8s", 1, payload.nbytes, b"int32", b"ROXXEL02")
+        paths.append(tmp_path / f"old_{number}.rox")
+        paths[-1].write_bytes(payload.tobytes() + ends + footer)
+
+    def facts():
+        return data_facts.of({"data": Roxxel(str(tmp_path / "old_*.rox"))})
+
+    before = facts()
+    assert all(shard["checksums"] for shard in before["['data']"]["shards"])
+    content = bytearray(paths[1].read_bytes())
+    content[1000] ^= 1
+    paths[1].write_bytes(content)
+    (found,) = ingredients._data(before, facts())
+    assert f"the shard {paths[1]} is another: checksums was " in found
 
 
 def set_item(*keys, value):

@@ -4,11 +4,13 @@
         "tokenizer": ..., "location": ...,
         "shards": [{"file": ..., "bytes": ..., "checksums": ...}, ...]}, ...}
 
-`checksums` is the digest of the checksums that the shard itself stores, None for files
-of writers that stored none.
+`checksums` is the digest of the checksums that the shard itself stores. Of files that
+store none it is a hash of the file, or None beyond the first `MAX_HASHED_BYTES` of a
+data set.
 """
 
 import collections
+import hashlib
 import os
 import types
 from typing import Any
@@ -17,6 +19,7 @@ from roxxel.data import rox_format, verify
 from roxxel.dataset import Roxxel
 from roxxel.errors import ShardFormatError
 
+MAX_HASHED_BYTES = 1 << 30  # read when a run starts; about two seconds
 _MAX_DEPTH = 6
 _FOREIGN = {"builtins", "numpy", "jax", "jaxlib", "flax", "optax", "orbax", "pathlib"}
 
@@ -58,17 +61,34 @@ def _facts(dataset: Roxxel) -> dict[str, Any]:
         "elements": dataset.num_elements,
         "dtype": dataset.dtype.name,
         "tokenizer": dataset.metadata.get("tokenizer"),
-        "shards": [_shard(path) for path in dataset.shards],
+        "shards": _shards(dataset.shards),
     }
 
 
-def _shard(path: str) -> dict[str, Any]:
-    facts = {"file": os.path.abspath(path), "bytes": os.path.getsize(path)}
+def _shards(paths: list[str]) -> list[dict[str, Any]]:
+    found, left = [], MAX_HASHED_BYTES
+    for path in paths:
+        size = os.path.getsize(path)
+        sums = _stored_sums(path)
+        if sums is None and size <= left:
+            left -= size
+            sums = _hash(path)
+        found.append({"file": os.path.abspath(path), "bytes": size, "checksums": sums})
+    return found
+
+
+def _stored_sums(path: str) -> str | None:
     try:
         sums = rox_format.read_shard(path).extension.get("sums")
-    except ShardFormatError:
-        sums = None  # changed since it was opened
-    return facts | {"checksums": sums["digest"] if sums else None}
+    except ShardFormatError:  # changed since it was opened
+        return None
+    return sums["digest"] if sums else None
+
+
+def _hash(path: str) -> str:
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+    return digest.hexdigest()
 
 
 def _children(value: Any, path: str) -> list[tuple[Any, str]]:

@@ -113,8 +113,12 @@ def _data(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> list[st
             found.append(f"data {path}: {'was' if is_now is None else 'is'} only there")
             continue
         found += _tokenizer(path, was, is_now)
-        if was["fingerprint"] != is_now["fingerprint"]:
-            found.append(f"data {path}: {_which_shard(was, is_now)}")
+        difference = _shard_difference(was["shards"], is_now["shards"])
+        if difference is None and was["fingerprint"] != is_now["fingerprint"]:
+            names = was["fingerprint"], is_now["fingerprint"]
+            difference = f"fingerprint was {names[0]}, is {names[1]}"
+        if difference is not None:
+            found.append(f"data {path}: {difference}")
     return found
 
 
@@ -124,9 +128,10 @@ def _tokenizer(path: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> lis
     return [f"tokenizer of {path}: was {was['tokenizer']}, is {now['tokenizer']}"]
 
 
-def _which_shard(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first shard that is another one; else the fingerprints."""
-    old, new = was["shards"], now["shards"]
+def _shard_difference(
+    old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]
+) -> str | None:
+    """The first shard that is another one."""
     if len(old) != len(new):
         return f"was {len(old)} shard(s), is {len(new)}"
     for before, after in zip(old, new, strict=True):
@@ -136,7 +141,7 @@ def _which_shard(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
                     f"the shard {after['file']} is another: {key} was {before[key]}, "
                     f"is {after[key]}"
                 )
-    return f"fingerprint was {was['fingerprint']}, is {now['fingerprint']}"
+    return None
 
 
 def _git(
