@@ -150,9 +150,9 @@ class LanguageModel(nnx.Module):
 
     def logits(self, hidden_BLD: jax.Array) -> jax.Array:
         """Logits `[B, L, V]` float32 of `hidden`'s result."""
-        weight_VD = self.head_weight()
-        logits = layers.dense(hidden_BLD, weight_VD.T, self.compute_dtype)
-        return logits[..., : self.vocab_size].astype(jnp.float32)
+        weight_DV = self.head_weight().T
+        logits = layers.dense(hidden_BLD, weight_DV, self.compute_dtype, jnp.float32)
+        return logits[..., : self.vocab_size]
 
     def head_weight(self) -> jax.Array:
         """The head, `[V, D]`, with the rows that pad the vocabulary last."""

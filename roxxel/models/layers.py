@@ -15,25 +15,31 @@ import jax.numpy as jnp
 _UNROLLED_ROWS = 16
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def dense(
-    x: jax.Array, weight: jax.Array, dtype: jax.typing.DTypeLike = jnp.float32
+    x: jax.Array,
+    weight: jax.Array,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+    out_dtype: jax.typing.DTypeLike | None = None,
 ) -> jax.Array:
     """`x @ weight` over the last axis, computed in `dtype` with float32 sums.
 
-    `x` is `[..., D]`, `weight` `[D, F]`. The result has the type `dtype`; gradients
-    have the types of the arguments.
+    `x` is `[..., D]`, `weight` `[D, F]`. The result has the type `out_dtype`, or else
+    `dtype`; gradients have the types of the arguments.
     """
-    return _dot(x.astype(dtype), weight.astype(dtype), "...d,df->...f").astype(dtype)
+    out = _dot(x.astype(dtype), weight.astype(dtype), "...d,df->...f")
+    return out.astype(dtype if out_dtype is None else out_dtype)
 
 
-def _dense_forward(x, weight, dtype):
-    return dense(x, weight, dtype), (x.astype(dtype), weight, jnp.zeros((), x.dtype))
+def _dense_forward(x, weight, dtype, out_dtype):
+    out = dense(x, weight, dtype, out_dtype)
+    return out, (x.astype(dtype), weight, jnp.zeros((), x.dtype))
 
 
-def _dense_backward(dtype, residuals, dout):
+def _dense_backward(dtype, out_dtype, residuals, dout):
+    del out_dtype
     x, weight, like = residuals
-    rows, drows = (v.reshape(-1, v.shape[-1]) for v in (x, dout))
+    rows, drows = (v.reshape(-1, v.shape[-1]) for v in (x, dout.astype(dtype)))
     dx = _dot(drows, weight.astype(dtype), "rf,df->rd").reshape(x.shape)
     dweight = _dot(rows, drows, "rd,rf->df")
     return dx.astype(like.dtype), dweight.astype(weight.dtype)

@@ -3,14 +3,16 @@
 Legend: B batch, T = L + 1 tokens of a row, L length, V vocabulary.
 """
 
-from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from roxxel.models import head_loss
+
 
 def next_token_loss(
-    model: Callable,
+    model: Any,
     tokens_BT: jax.Array,
     loss_mask_BT: jax.Array | None = None,
     segment_ids_BT: jax.Array | None = None,
@@ -21,7 +23,8 @@ def next_token_loss(
 
     Args:
       model: `model(tokens_BL)` or `model(tokens_BL, segment_ids_BL=...)` giving
-        `(logits_BLV, state)`.
+        `(logits_BLV, state)`. Of a `LanguageModel` whose logits would be large, they
+        never exist whole: see `head_loss`.
       tokens_BT: int tokens.
       loss_mask_BT: weight of each token *as a target*; None counts all.
       segment_ids_BT: documents; a document's first token is then no target, since
@@ -31,15 +34,26 @@ def next_token_loss(
       `(mean, weight)` float32 scalars; both 0 where nothing counts, never NaN. Sums
       over several batches are `mean * weight`.
     """
-    if segment_ids_BT is None:
-        logits_BLV, _ = model(tokens_BT[:, :-1])
-    else:
-        logits_BLV, _ = model(tokens_BT[:, :-1], segment_ids_BL=segment_ids_BT[:, :-1])
+    tokens_BL, targets_BL, documents = tokens_BT[:, :-1], tokens_BT[:, 1:], {}
     weight_BL = None if loss_mask_BT is None else loss_mask_BT[:, 1:]
     if segment_ids_BT is not None:
+        documents = {"segment_ids_BL": segment_ids_BT[:, :-1]}
         same = segment_ids_BT[:, 1:] == segment_ids_BT[:, :-1]
         weight_BL = same if weight_BL is None else weight_BL * same
-    return mean_cross_entropy(logits_BLV, tokens_BT[:, 1:], weight_BL)
+    piece_size = head_loss.piece_size(model, tokens_BL)
+    if piece_size is not None:
+        hidden_BLD, _ = model.hidden(tokens_BL, **documents)
+        return head_loss.mean_cross_entropy(
+            hidden_BLD,
+            model.head_weight(),
+            targets_BL,
+            weight_BL,
+            vocab_size=model.vocab_size,
+            dtype=model.compute_dtype,
+            piece_size=piece_size,
+        )
+    logits_BLV, _ = model(tokens_BL, **documents)
+    return mean_cross_entropy(logits_BLV, targets_BL, weight_BL)
 
 
 def mean_cross_entropy(

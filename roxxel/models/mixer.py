@@ -143,7 +143,7 @@ class Mamba2Mixer(nnx.Module):
         inputs = (columns_BLC, runs_BL)
         if self.form == "scan":
             body = functools.partial(self._mix_piece, _scan_chunk)
-            (state, _), y = ssd.scan_pieces(body, carry, inputs, self.chunk_size)
+            (state, _), y = ssd.scan_chunks(body, carry, inputs, self.chunk_size)
             return y, state
         scan = functools.partial(_scan_parallel, chunk_size=self.chunk_size)
         (state, _), y = self._mix_piece(scan, carry, inputs)

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from roxxel.models import ssd_chunk
+from roxxel.models import pieces, ssd_chunk
 
 Form = Literal["scan", "parallel"]
 
@@ -89,30 +89,15 @@ def segment_runs(
     return jnp.cumsum(segment_ids != before, axis=1, dtype=jnp.int32)
 
 
-def scan_pieces(
+def scan_chunks(
     body: Callable, carry: Any, inputs: Any, chunk_size: int
 ) -> tuple[Any, Any]:
-    """`lax.scan` of `carry, out = body(carry, piece)` over pieces of axis 1.
+    """`pieces.scan_pieces` over chunks, each computed anew in the backward pass.
 
-    `inputs` and the outputs are trees of `[B, L, ...]`. A shorter last piece runs by
-    itself, so nothing is padded. In the backward pass each piece is computed again
-    from its inputs, the carry, and the outputs of `ssd_chunk.scan_chunk`.
+    That takes its inputs, the carry, and the outputs of `ssd_chunk.scan_chunk`.
     """
     body = jax.checkpoint(body, policy=_keep_outputs)
-    length = jax.tree.leaves(inputs)[0].shape[1]
-    chunk = min(chunk_size, length)
-    whole = length - length % chunk
-    if whole == chunk:
-        carry, outputs = body(carry, jax.tree.map(lambda v: v[:, :whole], inputs))
-    else:
-        chunks = jax.tree.map(lambda v: _to_chunks(v[:, :whole], chunk), inputs)
-        carry, outputs = jax.lax.scan(body, carry, chunks)
-        outputs = jax.tree.map(_from_chunks, outputs)
-    if whole == length:
-        return carry, outputs
-    carry, tail = body(carry, jax.tree.map(lambda v: v[:, whole:], inputs))
-    join = lambda *parts: jnp.concatenate(parts, axis=1)  # noqa: E731
-    return carry, jax.tree.map(join, outputs, tail)
+    return pieces.scan_pieces(body, carry, inputs, chunk_size)
 
 
 def _scan_in_order(state_BNW, x_BLW, a_BLR, b_BLN, c_BLN, *, runs_BL, chunk_size):
@@ -126,7 +111,7 @@ def _scan_in_order(state_BNW, x_BLW, a_BLR, b_BLN, c_BLN, *, runs_BL, chunk_size
 
     carry = (state_BNW, jnp.zeros(x_BLW.shape[0], jnp.int32))
     inputs = (x_BLW, a_BLR, b_BLN, c_BLN, runs_BL)
-    (state, _), y = scan_pieces(body, carry, inputs, chunk_size)
+    (state, _), y = scan_chunks(body, carry, inputs, chunk_size)
     return y, state
 
 
@@ -135,11 +120,11 @@ def scan_in_parallel(state_BNW, x_BLW, a_BLR, b_BLN, c_BLN, *, runs_BL, chunk_si
     length = x_BLW.shape[1]
     chunk = min(chunk_size, length)
     # Padded steps have a = 0 and x = 0: they keep the state and add nothing to it.
-    split = lambda v: _to_chunks(_padded(v, chunk, "constant"), chunk)  # noqa: E731
+    split = lambda v: pieces.to_pieces(_padded(v, chunk, "constant"), chunk)  # noqa: E731
     x, a, b, c = (split(v) for v in (x_BLW, a_BLR, b_BLN, c_BLN))
     runs = None
     if runs_BL is not None:
-        steps = _to_chunks(_padded(runs_BL, chunk, "edge"), chunk)
+        steps = pieces.to_pieces(_padded(runs_BL, chunk, "edge"), chunk)
         first = jnp.zeros_like(steps[:1, :, -1])
         runs = ssd_chunk.Runs(steps, jnp.concatenate([first, steps[:-1, :, -1]]))
     decays = jax.vmap(ssd_chunk.chunk_decays)(a, runs)
@@ -152,7 +137,7 @@ def scan_in_parallel(state_BNW, x_BLW, a_BLR, b_BLN, c_BLN, *, runs_BL, chunk_si
     state, before = jax.lax.scan(carry, state_BNW, (decays, entering))
     y = jax.vmap(ssd_chunk.within_chunk)(x, b, c, decays, runs)
     y += jax.vmap(ssd_chunk.from_state)(before, c, decays)
-    return _from_chunks(y)[:, :length], state
+    return pieces.from_pieces(y)[:, :length], state
 
 
 def group_state(
@@ -192,15 +177,3 @@ def _padded(array, chunk, mode):
         return array
     pads = [(0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 2)
     return jnp.pad(array, pads, mode=mode)
-
-
-def _to_chunks(array, chunk):
-    """`[B, K * Q, ...]` as `[K, B, Q, ...]`."""
-    split = array.reshape(array.shape[0], -1, chunk, *array.shape[2:])
-    return jnp.moveaxis(split, 1, 0)
-
-
-def _from_chunks(array):
-    """`[K, B, Q, ...]` as `[B, K * Q, ...]`."""
-    array = jnp.moveaxis(array, 0, 1)
-    return array.reshape(array.shape[0], -1, *array.shape[3:])
