@@ -4,6 +4,7 @@ Before any step, what the run depended on is compared with what is here, and its
 are read in full. A difference ends the replay, unless it is forced.
 """
 
+import functools
 import json
 import os
 from collections.abc import Sequence
@@ -51,8 +52,10 @@ def run(
     distributed.initialize()
     built = start.build(found)
     _check_data(built, flag)
-    differences = _differences(origin, recorded, built, as_text)
-    _refuse(differences, flag, forced=line.on("force"))
+    refuse = functools.partial(_refuse, flag=flag, forced=line.on("force"))
+    differences = refuse(_differences(origin, recorded, built, as_text))
+    if recorded.get("devices"):  # last, for it starts them
+        differences = refuse(ingredients.devices(recorded)) + differences
     code = start.run(
         found,
         built,
@@ -112,15 +115,13 @@ def _differences(
         argv=[], experiment="", source="", workdir="", diff=run_info.uncommitted()
     )
     now["data"] = data_facts.of(built)
-    found = ingredients.compare(origin, recorded, now, as_text)
-    if recorded.get("devices"):
-        found = ingredients.devices(recorded) + found
-    return found
+    return ingredients.compare(origin, recorded, now, as_text)
 
 
 def _refuse(
-    differences: list[ingredients.Difference], flag: str, *, forced: bool
-) -> None:
+    differences: list[ingredients.Difference], *, flag: str, forced: bool
+) -> list[ingredients.Difference]:
+    """The differences, when none of them ends the replay."""
     blocking = [one.text for one in differences if one.blocks]
     if blocking and not forced:
         first = (
@@ -128,6 +129,7 @@ def _refuse(
         )
         raise ConfigError("\n".join([first, *blocking[1:]]))
     say.lines(f"roxxel: note: {one.text}" for one in differences)
+    return differences
 
 
 def _verdict(

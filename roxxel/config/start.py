@@ -37,7 +37,7 @@ def train(found: resolve.Experiment, given: str | None, argv: Sequence[str]) -> 
     check_runs(found.target, found.name)
     distributed.initialize()
     is_new = not workdir.exists()
-    with _explained(found):
+    with _explained(found, only_building=False):
         say.lines(minutes.resolve(found, workdir, flag))
     return run(found, build(found), workdir, argv, flag=flag, is_new=is_new)
 
@@ -55,14 +55,20 @@ def build(found: resolve.Experiment) -> Any:
 
 
 @contextlib.contextmanager
-def _explained(found: resolve.Experiment) -> Generator[None]:
-    """Turns what fiddle raises while it builds into one line that names the node."""
+def _explained(
+    found: resolve.Experiment, *, only_building: bool = True
+) -> Generator[None]:
+    """Turns what is raised while a graph is built into one line that names the node.
+
+    Where the block does more than build, only errors that fiddle saw count.
+    """
     try:
         yield
     except Exception as err:
         shorten = functools.partial(sharing.canonical, found.config)
-        is_building = hasattr(err, "proxy_message") or isinstance(err, ConfigError)
-        error = failures.from_build(err, shorten) if is_building else None
+        is_seen = hasattr(err, "proxy_message") or isinstance(err, ConfigError)
+        counts = only_building or is_seen
+        error = failures.from_build(err, shorten) if counts else None
         if error is None:
             raise
         raise error from err
