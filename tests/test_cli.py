@@ -63,6 +63,7 @@ def test_exit_codes_of_real_processes(cli):
     assert (ok.returncode, ok.stdout, ok.stderr) == (0, "", "")
     assert cli(TOY, "--fdl.ending=preempted").returncode == 42
     assert cli(TOY, "--fdl.ending=crash").returncode == 1
+    assert cli(TOY, "--fdl.ending=diverged").returncode == 3
     wrong = cli(TOY, "--fdl.endign=ok")
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("roxxel: error: --fdl.endign=ok")
