@@ -403,6 +403,14 @@ def test_a_position_is_a_dict_of_json_values(tmp_path, position):
         Checkpointer(tmp_path, tiny()[0]).save(1, position=position)
 
 
+def test_a_milestone_is_kept_whatever_comes_after_it(tmp_path):
+    with Checkpointer(tmp_path, tiny()[0], max_to_keep=1) as checkpointer:
+        for step in range(1, 6):
+            loss = {"loss": 5.0 - step}
+            checkpointer.save(step, loss, milestone=step in (2, 3))
+        assert checkpointer.all_steps() == [2, 3, 5]
+
+
 def test_saving_a_step_again_replaces_it(tmp_path):
     model, _ = tiny()
     with Checkpointer(tmp_path, model) as checkpointer:

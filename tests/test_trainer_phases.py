@@ -110,7 +110,7 @@ def test_phases_train_with_each_shape_compiled_once_and_ahead(mix, tmp_path, com
         (13, 20),
     ]
     log = (tmp_path / "run" / "roxxel_system.log").read_text()
-    assert "steps 6 to 13: 16 x 16 tokens a step" in log
+    assert "steps 6 to 13: 16 x 16 tokens" in log
 
 
 class Waiting:

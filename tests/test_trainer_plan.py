@@ -58,11 +58,14 @@ def test_lengths_in_any_unit_are_told_and_recorded(dataset, tmp_path):
     assert plan["evaluate_every"] == 5
     assert (plan["warmup_steps"], plan["decay_start"]) == (4, 14)
     assert plan["tokens"] == 20 * 64
-    assert "Plan 20 steps, 1,280 tokens" in log_of(tmp_path / "run")
+    assert "Plan 20 steps of 8 x 8 tokens, 1,280 tokens in all" in log_of(
+        tmp_path / "run"
+    )
     assert "warm-up of 4 steps, decay from step 14" in log_of(tmp_path / "run")
     evaluated = [int(r["step"]) for r in rows(tmp_path / "run") if r["eval_loss"]]
     assert evaluated == [5, 10, 15, 20]
-    assert "128 of 2,699 elements in 16 windows" in log_of(tmp_path / "run")
+    evaluated_on = "every 5 steps and at the end on eval: 128 of 2,699 elements"
+    assert evaluated_on in log_of(tmp_path / "run")
 
 
 @pytest.mark.parametrize(

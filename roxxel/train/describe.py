@@ -21,8 +21,7 @@ def plan_lines(
         f"{jax.device_count()} {jax.devices()[0].platform} device(s) in "
         f"{jax.process_count()} process(es)",
         *_data_line(stream, plan.total_steps),
-        *plan.lines(),
-        *([] if evaluation is None else [f"Evaluation of {evaluation.describe()}"]),
+        *plan.lines(None if evaluation is None else evaluation.describe()),
         "No weight decay on: " + _folded(optim.undecayed_names(params)),
     ]
 

@@ -264,7 +264,8 @@ class Run:
         size = getattr(self.model, "vocab_size", None)
         if size is None or jax.process_count() > 1:
             return
-        ids = np.asarray(self.stream.batch(step))
+        batch = self.stream.batch(step)
+        ids = np.asarray(batch.get("tokens", 0) if isinstance(batch, dict) else batch)
         if ids.min() < 0 or ids.max() >= size:
             raise ConfigError(
                 f"batch {step} holds ids from {ids.min()} to {ids.max()}, the model "
@@ -304,12 +305,25 @@ class Run:
         return EXIT_OK
 
     def _sample(self) -> None:
-        if self.spec.sample is None or jax.process_count() > 1:
+        if self.spec.sample is None:
             return
         with self.clock.phase("sample"):
-            text = self.spec.sample.text(self.model)
+            model = self._model_of_lead()
+            text = "" if model is None else self.spec.sample.text(model)
         self._write("sample.txt", text)
         self.logger.log_message("Sample:\n%s", text)
+
+    def _model_of_lead(self) -> nnx.Module | None:
+        """The model, on the lead's own devices; None in other processes."""
+        if jax.process_count() == 1:
+            return self.model
+        whole = sharding.replicated(self.mesh)
+        state = jax.jit(lambda s: s, out_shardings=whole)(nnx.state(self.model))
+        if jax.process_index():
+            return None
+        abstract = nnx.eval_shape(lambda: self._create()[0])
+        local = jax.tree.map(lambda leaf: leaf.addressable_data(0), state)
+        return nnx.merge(nnx.graphdef(abstract), local)
 
     def _write(self, name: str, text: str) -> None:
         if jax.process_index() == 0:

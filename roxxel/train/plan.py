@@ -56,16 +56,20 @@ class Plan:
             return True
         return bool(self.evaluate_every) and step % self.evaluate_every == 0
 
-    def lines(self) -> list[str]:
-        """The plan in words, for the log."""
-        return [
-            f"Plan {self.total_steps:,} steps, {self.tokens:,} tokens",
-            *(_span_line(span, len(self.spans)) for span in self.spans),
+    def lines(self, evaluation: str | None = None) -> list[str]:
+        """The plan in words, for the log; `evaluation` says what it looks at."""
+        one = f" of {_size(self.spans[0])}" if len(self.spans) == 1 else ""
+        kept = f"; that of step {self.milestone:,} is kept" if self.milestone else ""
+        lines = [
+            f"Plan {self.total_steps:,} steps{one}, {self.tokens:,} tokens in all",
+            *(_span_line(span) for span in self.spans if not one),
             *self._schedule_line(),
-            f"Checkpoint {_times(self.save_every, self.total_steps)}"
-            + (f", kept: step {self.milestone:,}" if self.milestone else "")
-            + f"; evaluation {_times(self.evaluate_every, self.total_steps)}",
+            f"Checkpoint {_times(self.save_every, self.total_steps)}{kept}",
         ]
+        if evaluation is not None:
+            when = _times(self.evaluate_every, self.total_steps)
+            lines.append(f"Evaluation {when} on {evaluation}")
+        return lines
 
     def _schedule_line(self) -> list[str]:
         words = []
@@ -133,9 +137,12 @@ def _cut(spans: tuple[Span, ...], total: int) -> list[Span]:
     ]
 
 
-def _span_line(span: Span, count: int) -> str:
-    size = f"{span.batch_size:,} x {span.seq_len:,} tokens a step"
-    return size if count == 1 else f"  steps {span.start:,} to {span.stop:,}: {size}"
+def _size(span: Span) -> str:
+    return f"{span.batch_size:,} x {span.seq_len:,} tokens"
+
+
+def _span_line(span: Span) -> str:
+    return f"  steps {span.start:,} to {span.stop:,}: {_size(span)}"
 
 
 def _times(every: int | None, total: int) -> str:

@@ -38,7 +38,7 @@ class Trainer:
       schedule: for the `learning_rate` metric.
       loss: `(model, batch, loss_mask=None) -> (mean loss, counted targets)`.
       evaluation: the held-out set, or None.
-      sample: what is generated at the end, or None.
+      sample: what the lead process generates at the end, or None.
       checkpointer: makes the checkpointer when called with path, model, optimizer.
       logger: makes the logger when called with `log_dir=`.
       save_every: how often to save, as a `roxxel.budget.Length` (steps, a fraction of
