@@ -4,6 +4,8 @@ import functools
 import json
 import pathlib
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import quick
@@ -87,3 +89,91 @@ def test_packed_documents_and_loss_mask_match_the_golden():
     loss_fn = quick.jit(losses.next_token_loss)
     mean, _ = loss_fn(model, data["tokens"], data["loss_mask"])
     assert_close(mean, data["ref_loss_masked"])
+
+
+def make(**options):
+    sizes = {"vocab_size": 32, "d_model": 16, "n_layers": 1, "n_heads": 2}
+    return TransformerLM(**sizes | options, rngs=nnx.Rngs(0))
+
+
+def by_steps(model, tokens, cuts, max_length):
+    """Logits of `tokens` read in pieces through the caches."""
+    state, logits = model.init_state(tokens.shape[0], max_length), []
+    for piece in np.split(np.arange(tokens.shape[1]), cuts):
+        out, state = forward(model, tokens[:, piece], None, state)
+        logits.append(out)
+    return jnp.concatenate(logits, axis=1), state
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_kv_heads": 1, "qk_norm": True, "bias": True, "separator_id": SEPARATOR},
+        # Pieces shorter and longer than the window; the cache goes round.
+        {"window": 3, "n_layers": 2, "separator_id": SEPARATOR},
+    ],
+)
+def test_pieces_and_steps_through_the_cache_equal_one_call(options):
+    model = make(**options)
+    tokens = jax.random.randint(jax.random.key(1), (2, 13), 0, 31)
+    tokens = tokens.at[0, 4].set(SEPARATOR).at[1, 7].set(SEPARATOR)
+    whole, state = forward(model, tokens)
+    assert state.layers == (None,) * len(model.blocks)
+    got, state = by_steps(model, tokens, [5, 6, 7, 8, 9, 10], 13)
+    np.testing.assert_allclose(got, whole, atol=1e-5)
+    slots = options.get("window", 13)
+    assert state.layers[0].keys.shape == (
+        2,
+        slots,
+        model.blocks[0].attention.n_kv_heads,
+        8,
+    )
+
+
+def test_a_window_hides_what_is_older():
+    model = make(window=3)
+    tokens = jax.random.randint(jax.random.key(1), (1, 9), 0, 31)
+    changed = tokens.at[0, 2].set((tokens[0, 2] + 1) % 31)
+    one, other = (np.asarray(forward(model, t)[0]) for t in (tokens, changed))
+    differs = (one != other).any(axis=-1)[0]
+    np.testing.assert_array_equal(differs, np.isin(np.arange(9), (2, 3, 4)))
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_document_sees_nothing_of_the_one_before(given):
+    model = make(separator_id=None if given else SEPARATOR)
+    tokens = jax.random.randint(jax.random.key(2), (1, 12), 0, 31)
+    tokens = tokens.at[0, 5].set(SEPARATOR)
+    segments = (jnp.arange(12) > 5)[None].astype(jnp.int32) if given else None
+    changed = tokens.at[0, 4].set((tokens[0, 4] + 1) % 31)
+    one, other = (np.asarray(forward(model, t, segments)[0]) for t in (tokens, changed))
+    np.testing.assert_array_equal(one[:, 6:], other[:, 6:])
+    alone = forward(model, tokens[:, 6:])[0]
+    np.testing.assert_allclose(one[:, 6:], alone, atol=1e-5)
+
+
+def test_beyond_max_length_is_never_silent():
+    model = make()
+    tokens = jnp.ones((1, 4), jnp.int32)
+    logits, _ = by_steps(model, tokens, [3], 3)
+    assert np.isfinite(logits[:, :3]).all()
+    assert np.isnan(logits[:, 3]).all()
+    with pytest.raises(ValueError, match="init_state needs max_length"):
+        model.init_state(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"n_heads": 3}, "d_model = 16 does not divide by n_heads = 3"),
+        ({"n_kv_heads": 4}, "n_heads = 2 does not divide by n_kv_heads = 4"),
+        ({"head_dim": 5}, "head_dim = 5 must be even"),
+        ({"window": 0}, "window must be at least 1 or None, got 0"),
+        ({"remat": "half"}, "remat must be one of 'none', 'full', 'dots', got 'half'"),
+        ({"n_layers": 0}, "n_layers must be at least 1, got 0"),
+        ({"d_ff": 0}, "d_ff must be at least 1, got 0"),
+    ],
+)
+def test_sizes_out_of_range_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        make(**options)

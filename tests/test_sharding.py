@@ -1,0 +1,156 @@
+"""Meshes, what lies where on them, and equal numbers on all of them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+from roxxel import sharding
+from roxxel.checkpoint import Checkpointer
+from roxxel.errors import ConfigError
+from roxxel.models.hybrid import HybridLM
+from roxxel.models.losses import next_token_loss
+from roxxel.train.step import make_train_step
+
+
+@pytest.mark.parametrize(
+    ("axes", "devices", "sizes"),
+    [
+        ({"data": -1}, 8, {"data": 8}),
+        ({"data": -1, "fsdp": 4}, 8, {"data": 2, "fsdp": 4}),
+        ({"data": 2, "fsdp": 1}, 2, {"data": 2, "fsdp": 1}),
+    ],
+)
+def test_axis_sizes_need_no_devices(axes, devices, sizes):
+    assert sharding.axis_sizes(axes, devices) == sizes
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [{"data": 3}, {"data": -1, "fsdp": 3}, {"data": -1, "fsdp": -1}, {"data": 0}],
+)
+def test_axes_that_do_not_fit_are_refused(axes):
+    with pytest.raises(ConfigError, match=r"do not fit 8 devices"):
+        sharding.make_mesh(axes)
+
+
+@pytest.mark.parametrize(
+    ("axes", "rows"),
+    [
+        ({"data": 8}, P("data")),
+        ({"data": 2, "fsdp": 4}, P(("data", "fsdp"))),
+        ({"fsdp": 4, "tensor": 2}, P("fsdp")),
+        ({"x": 4, "y": 2}, P("x")),  # no name that is known: the first
+    ],
+)
+def test_rows_lie_over_the_axes_of_data(axes, rows):
+    assert sharding.batch_sharding(sharding.make_mesh(axes)).spec == rows
+    parts = np.prod([axes[name] for name in np.ravel(rows[0])])
+    assert sharding.batch_shards(axes) == parts
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec"),
+    [
+        ((64, 256), P(None, "fsdp")),
+        ((256, 256), P("fsdp")),  # of equals the first
+        ((1023, 64), P(None, "fsdp")),  # the largest does not divide
+        ((4096,), P("fsdp")),
+        ((4092,), P()),  # small
+        ((1023, 1023), P()),  # nothing divides
+        ((), P()),
+    ],
+)
+def test_the_largest_dimension_that_divides_is_cut(shape, spec):
+    assert sharding.parameter_sharding({"data": 2, "fsdp": 4}, shape) == spec
+    assert sharding.parameter_sharding({"data": 8}, shape) == P()
+
+
+def create():
+    model = HybridLM(
+        vocab_size=128,
+        d_model=64,
+        n_layers=2,
+        pattern="MA",
+        n_heads=4,
+        ssm_head_dim=32,
+        state_dim=16,
+        chunk_size=16,
+        rngs=nnx.Rngs(0),
+    )
+    return model, nnx.Optimizer(model, optax.sgd(1.0, momentum=0.9), wrt=nnx.Param)
+
+
+def mesh_of(axes):
+    devices = jax.devices()[: int(np.prod(list(axes.values())))]
+    return sharding.make_mesh(axes, devices)
+
+
+@functools.cache
+def one_step(axes):
+    """State before and after a step with a learning rate of 1, on a mesh."""
+    mesh = mesh_of(dict(axes))
+    model, optimizer = sharding.create_on(mesh, create)
+    step = make_train_step(model, optimizer, next_token_loss, donate=False)
+    tokens = jax.random.randint(jax.random.key(1), (8, 33), 0, 128)
+    tokens = jax.device_put(tokens, sharding.batch_sharding(mesh))
+    before = step.leaves(model, optimizer)
+    after, metrics = step.compile(before, tokens)(before, tokens)
+    return before, after, float(metrics["loss"])
+
+
+MESHES = [(("data", 2),), (("fsdp", 4),), (("data", 2), ("fsdp", 4))]
+
+
+@pytest.mark.parametrize("axes", MESHES, ids=str)
+def test_numbers_are_the_same_on_every_mesh(axes):
+    # With this learning rate the new parameters show the gradients themselves.
+    _, want, loss = one_step((("data", 1),))
+    _, got, got_loss = one_step(axes)
+    assert got_loss == pytest.approx(loss, rel=1e-6)
+    for one, other in zip(got, want, strict=True):
+        one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+        assert np.abs(one - other).max() <= 1e-5 * max(1.0, np.abs(other).max())
+
+
+def largest_piece(array):
+    return max(shard.data.size for shard in array.addressable_shards)
+
+
+@pytest.mark.parametrize("axes", MESHES[1:], ids=str)
+def test_a_device_holds_its_part_of_the_state_alone(axes):
+    before, after, _ = one_step(axes)
+    for leaves in (before, after):
+        large = [leaf for leaf in leaves if leaf.size >= sharding.MIN_SHARDED_ELEMENTS]
+        assert len(large) > 10
+        assert all(largest_piece(leaf) == leaf.size // 4 for leaf in large)
+
+
+def test_a_checkpoint_moves_between_meshes(tmp_path):
+    meshes = [mesh_of({"fsdp": 4}), mesh_of({"data": 2}), None]
+    model, optimizer = sharding.create_on(meshes[0], create)
+    want = [np.asarray(leaf) + 1 for leaf in jax.tree.leaves(nnx.state(model))]
+    state = jax.tree.map(lambda leaf: leaf + 1, nnx.state(model))
+    nnx.update(model, state)
+    with Checkpointer(tmp_path, model, optimizer) as checkpointer:
+        checkpointer.save(3)
+    for mesh in meshes:
+        model, optimizer = sharding.create_on(mesh, create)
+        places = [leaf.sharding for leaf in jax.tree.leaves(nnx.state(model))]
+        with Checkpointer(tmp_path, model, optimizer) as checkpointer:
+            assert checkpointer.restore() == 3
+        got = jax.tree.leaves(nnx.state(model))
+        assert all(map(np.array_equal, got, want))
+        for leaf, place in zip(got, places, strict=True):
+            assert leaf.sharding.is_equivalent_to(place, leaf.ndim)
+
+
+def test_a_mesh_leaves_rows_that_do_not_divide_alone():
+    model, _ = sharding.create_on(mesh_of({"fsdp": 4}), create)
+    logits, _ = jax.jit(lambda t: model(t)[0:2])(jnp.ones((1, 5), jnp.int32))
+    assert np.isfinite(logits).all()
