@@ -14,6 +14,7 @@ from roxxel.errors import ConfigError
 OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 BROKEN = (OSError, EOFError, lzma.LZMAError, zlib.error)
 BLOCK_BYTES = 1 << 20
+_SEARCH_BYTES = 1 << 16
 OnRead = Callable[[int], None]  # gets the bytes on disk that were read so far
 
 
@@ -97,7 +98,7 @@ def _line_start(stream: IO[bytes], at: int) -> int:
         return 0
     stream.seek(at - 1)
     at -= 1
-    while block := stream.read(BLOCK_BYTES >> 4):
+    while block := stream.read(_SEARCH_BYTES):
         found = block.find(b"\n")
         if found >= 0:
             return at + found + 1

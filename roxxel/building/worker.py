@@ -7,6 +7,7 @@ their numbers. Messages back: `(number, amount)` of a part that is being read, a
 
 import os
 import pickle
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ _GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 
 def main(fd: int) -> None:
     """Works on the parts that come through `fd` until it is closed."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     connection = Connection(fd)
     try:
         recipe, folder = _unpickled(connection.recv_bytes())
@@ -32,6 +34,12 @@ def main(fd: int) -> None:
             connection.send((number, _result(raw, recipe, folder, number, connection)))
     except _GONE:
         return  # the process that started this one is gone, or has all it wants
+
+
+def _end_with_parent() -> None:
+    """Standard input is held open by the process that started this one."""
+    os.read(0, 1)
+    os._exit(1)
 
 
 def _result(raw: bytes, recipe: Recipe, folder: str, number: int, connection) -> Any:

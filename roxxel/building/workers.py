@@ -25,7 +25,6 @@ _START = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]);"
     " from roxxel.building import worker; worker.main(int(sys.argv[2]))"
 )
-_QUEUED = 2  # parts that a worker has at once, so that it does not wait for the next
 _AHEAD = 4  # parts per worker that may be finished before their turn
 _EXIT_SECS = 5.0
 
@@ -99,26 +98,22 @@ class _Crew:
         return result
 
     def _hand_out(self, turn: int) -> None:
-        """Gives parts to workers with room for them, the idlest first."""
+        """Gives parts to idle workers, within bounds of the part whose turn it is."""
         limit = min(len(self._parts), turn + _AHEAD * len(self._workers))
-        while self._next < limit:
-            worker = min(self._workers, key=lambda w: len(w.queue))
-            if len(worker.queue) >= _QUEUED:
-                return
-            if worker.process is None:
+        for worker in self._workers:
+            if worker.part is None and self._next < limit:
+                part = _pickled(self._parts[self._next], self._name)
                 worker.start(self._setup)
-            number = self._next
-            part = _pickled(self._parts[number], self._name)
-            self._next += 1
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                worker.connection.send((number, part))  # died: seen when receiving
-            worker.queue.append(number)
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    worker.connection.send((self._next, part))  # died: seen later
+                worker.part = self._next
+                self._next += 1
 
     def _receive(self) -> None:
         """Waits for messages and takes them."""
-        started = [w for w in self._workers if w.process is not None]
-        ready = connections.wait([worker.connection for worker in started])
-        for worker in (w for w in started if w.connection in ready):
+        busy = [worker for worker in self._workers if worker.part is not None]
+        ready = connections.wait([worker.connection for worker in busy])
+        for worker in (worker for worker in busy if worker.connection in ready):
             try:
                 number, news = worker.connection.recv()
             except (EOFError, ConnectionResetError) as err:
@@ -130,7 +125,7 @@ class _Crew:
         if isinstance(news, int):
             self._amounts[number] = news
             return
-        worker.queue.remove(number)
+        worker.part = None
         self._results[number] = news
         self._amounts.pop(number, None)
         self._finished += self._parts[number].size
@@ -141,7 +136,7 @@ class _Crew:
         if code < 0:
             with contextlib.suppress(ValueError):
                 how = f"was killed by {signal.Signals(-code).name}"
-        part = self._parts[worker.queue[0]] if worker.queue else None
+        part = None if worker.part is None else self._parts[worker.part]
         path = getattr(part, "path", None)
         where = f" reading {path}" if path else ""
         return (
@@ -157,15 +152,18 @@ class _Worker:
 
     def __init__(self):
         self.process: subprocess.Popen | None = None
-        self.queue: list[int] = []  # numbers of the parts that it has
+        self.part: int | None = None  # number of the part that it is at
 
     def start(self, setup: bytes) -> None:
+        """Starts the process, if it is not running yet."""
+        if self.process is not None:
+            return
         self.connection, theirs = connections.Pipe()
         with theirs:
             fd = theirs.fileno()
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _START, json.dumps(sys.path), str(fd)],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # closed when this process ends, which ends it
                 pass_fds=[fd],
                 process_group=0,  # Ctrl-C is for this process, which stops that one
             )
@@ -185,7 +183,7 @@ class _Worker:
         if self.process is not None:
             self.process.kill()
             self.connection.close()
-            self.process.wait()
+            self.process.communicate()
 
 
 def _pickled(value: Any, name: str) -> bytes:
