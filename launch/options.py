@@ -205,6 +205,10 @@ def _check(options: Options) -> None:
             raise SweepError(f"--{name}={numbers[name]}: expected at least 1.")
     if numbers["eta"] < 2:
         raise SweepError(f"--eta={numbers['eta']}: expected at least 2.")
+    if "emit" in text and "halving" in options.switches:
+        raise SweepError(
+            "--emit and --halving exclude each other: rungs need a driver."
+        )
     _check_search(options)
 
 

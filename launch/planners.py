@@ -21,9 +21,6 @@ class Grid:
         states = {i: attempts.read(self.folder, i) for i in self.trial_ids}
         return [Job(i) for i, state in states.items() if not state.is_over]
 
-    def ended(self, trial_id: str) -> None:
-        """Nothing to remember: the files tell it."""
-
 
 class Halving:
     """Successive halving (Jamieson and Talwalkar 2016, arXiv:1502.07943).
@@ -64,9 +61,6 @@ class Halving:
             ]
             members = self._best(alive, rung)
         return []
-
-    def ended(self, trial_id: str) -> None:
-        """Nothing to remember: the files tell it."""
 
     def _best(self, members: list[str], rung: int) -> list[str]:
         if not members:
@@ -112,9 +106,6 @@ class Search:
             if overrides is None:
                 return jobs
             self._add(overrides)
-
-    def ended(self, trial_id: str) -> None:
-        """Nothing to remember: `waiting` tells the sampler what the files say."""
 
     def _add(self, overrides: dict[str, str]) -> None:
         trial = Trial(tuple(overrides.items()))

@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from launch import processes
 from launch.folder import Folder, is_locked
 from launch.problems import SweepError
-from launch.trial import LOCK, STOP_SIGNALS
+from launch.trial import LOCK
 
 _POLL_SECS = 0.05
 _MAX_STARTS = 5  # of one job by one driver; a supervisor itself never fails so often
@@ -32,25 +33,25 @@ class Planner(Protocol):
         """The jobs that could start now, in order, those that run now included."""
         ...
 
-    def ended(self, trial_id: str) -> None:
-        """Called when the process of a trial has ended."""
-        ...
-
 
 class Pool:
     """The running trials of a sweep; each slot has its own environment."""
 
-    def __init__(self, folder: Folder, slots: Sequence[Mapping[str, str]]):
-        self.folder, self.slots = folder, slots
+    def __init__(
+        self,
+        folder: Folder,
+        slots: Sequence[Mapping[str, str]],
+        on_end: Callable[[str], None],
+    ):
+        """`on_end` is called with the id of a trial whose process has ended."""
+        self.folder, self.slots, self.on_end = folder, slots, on_end
         self.running: dict[int, tuple[Job, subprocess.Popen]] = {}
         self.starts: dict[Job, int] = {}
         self.told = False
 
     def run(self, planner: Planner) -> bool:
         """Runs until nothing is left; False where a signal stopped it."""
-        before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-        for number in STOP_SIGNALS:
-            signal.signal(number, self._on_signal)
+        before = processes.on_stop_signals(self._on_signal)
         try:
             self._loop(planner)
         finally:
@@ -69,7 +70,7 @@ class Pool:
             for slot, (job, process) in list(self.running.items()):
                 if process.poll() is not None:
                     del self.running[slot]
-                    planner.ended(job.trial_id)
+                    self.on_end(job.trial_id)
                     is_new = True
             if not is_new:
                 time.sleep(_POLL_SECS)

@@ -1,10 +1,26 @@
-"""Processes by an identity that a used-again process number does not have."""
+"""Signals, and processes by an identity that a used-again number does not have."""
 
 import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def on_stop_signals(handler: Callable[[int, Any], None]) -> dict[int, Any]:
+    """Handle the signals that ask a process to stop; the handlers before, by signal.
+
+    One that is ignored, as nohup does with SIGHUP, stays so.
+    """
+    before: dict[int, Any] = {n: signal.getsignal(n) for n in _STOP_SIGNALS}
+    before = {n: old for n, old in before.items() if old != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, handler)
+    return before
 
 
 def identity(pid: int) -> str:

@@ -30,8 +30,24 @@ class Result:
 
 def collect(folder: Folder, metric: str, goal: str) -> list[Result]:
     """The results of all trials, best first, those without one last."""
-    results = [_result(folder, trial_id, metric) for trial_id in folder.ids()]
+    results = [of_trial(folder, trial_id, metric) for trial_id in folder.ids()]
     return sorted(results, key=lambda result: rank(result.value, goal))
+
+
+def of_trial(folder: Folder, trial_id: str, metric: str) -> Result:
+    """The result of one trial, as far as it has come."""
+    workdir, state = folder.workdir(trial_id), attempts.read(folder, trial_id)
+    return Result(
+        id=trial_id,
+        status=state.status,
+        value=math.nan
+        if state.status in ("diverged", "failed")
+        else metric_of(workdir, metric),
+        steps=steps_of(workdir),
+        seconds=state.seconds,
+        overrides=folder.record(trial_id).get("overrides", {}),
+        workdir=str(workdir),
+    )
 
 
 def rank(value: float, goal: str) -> float:
@@ -98,21 +114,6 @@ def table(results: list[Result], metric: str) -> str:
         for row in rows
     )
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _result(folder: Folder, trial_id: str, metric: str) -> Result:
-    workdir, state = folder.workdir(trial_id), attempts.read(folder, trial_id)
-    return Result(
-        id=trial_id,
-        status=state.status,
-        value=math.nan
-        if state.status in ("diverged", "failed")
-        else metric_of(workdir, metric),
-        steps=steps_of(workdir),
-        seconds=state.seconds,
-        overrides=folder.record(trial_id).get("overrides", {}),
-        workdir=str(workdir),
-    )
 
 
 def _override_keys(results: list[Result]) -> list[str]:

@@ -36,6 +36,7 @@ from launch.trials import Trial
 _CHECK_MODULE = "configs.trial_check"
 _SEARCH_MODULE = "configs.search"
 _RUNGS_FILE = "rungs.json"
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SweepError as err:
         sys.stderr.write(f"sweep: error: {err}\n")
         return EXIT_CONFIG
+    except KeyboardInterrupt:  # before anything runs; later a signal stops the trials
+        return EXIT_INTERRUPTED
 
 
 def _main(given: options.Options) -> int:
@@ -105,8 +108,10 @@ def _checked(
         chosen = trials.covering([t for t in planned if t.id not in known])
     if not chosen:
         return totals
+    # Halving sets a field of every trial, which the experiment has to have.
+    more = ["--fdl.stop_after=1"] if "halving" in given.switches else []
     request = {
-        "trials": [trial.flags(given.words) for trial in chosen],
+        "trials": [[*trial.flags(given.words), *more] for trial in chosen],
         "total_steps": "halving" in given.switches,
     }
     answer = _ask_in_a_process(request)
@@ -178,7 +183,8 @@ def _sampler(folder: Folder, given: options.Options) -> Any:
 def _run(folder: Folder, given: options.Options, planner: Planner) -> int:
     workers = given.numbers["workers"]
     gpus = [gpu for gpu in given.text.get("gpus", "").split(",") if gpu]
-    pool = Pool(folder, slot_environments(workers, given.threads, gpus))
+    slots = slot_environments(workers, given.threads, gpus)
+    pool = Pool(folder, slots, lambda i: _tell(folder, given.metric, i))
     is_complete = pool.run(planner)
     for note in getattr(planner, "notes", []):
         sys.stderr.write(f"sweep: note: {note}\n")
@@ -191,6 +197,16 @@ def _run(folder: Folder, given: options.Options, planner: Planner) -> int:
         log = folder.state(trial_id) / "output.log"
         sys.stderr.write(f"sweep: trial {trial_id} failed: {_last_line(log)} ({log})\n")
     return EXIT_FAILED if failed else EXIT_OK
+
+
+def _tell(folder: Folder, metric: str, trial_id: str) -> None:
+    """One line for a trial whose process has ended."""
+    result = results.of_trial(folder, trial_id, metric)
+    others = " ".join(f"{key}={value}" for key, value in result.overrides.items())
+    sys.stderr.write(
+        f"sweep: {trial_id} {result.status} after step {result.steps}, "
+        f"{metric} {result.value:.6g}  ({others})\n"
+    )
 
 
 def _report(folder: Folder, given: options.Options) -> int:

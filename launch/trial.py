@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import fcntl
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -24,7 +23,6 @@ from launch.problems import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_RESTART
 LOCK = "lock"
 HOLDER = "holder.json"
 INDEX_FILE = "trials.txt"  # ids, one a line, for job arrays
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Supervisor:
@@ -40,8 +38,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Waits for the lock, then runs the trial until it is over; the exit code."""
-        for number in STOP_SIGNALS:
-            signal.signal(number, self._on_signal)
+        processes.on_stop_signals(self._on_signal)
         with open(self.state_dir / LOCK, "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.holds = True

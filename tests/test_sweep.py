@@ -177,6 +177,7 @@ def test_halving_stops_the_bad_and_resumes_the_good(sweep, tmp_path):
         assert steps_of(Path(row["workdir"])) == list(range(1, steps + 1))
     starts = Path(rows["3"]["workdir"], "starts.txt").read_text().split()[::2]
     assert starts == ["0", "5", "10"]
+    assert "done after step 20, loss " in done.stderr
     again = sweep(*flags, "--metric=loss")
     assert again.stdout == done.stdout
 

@@ -131,6 +131,7 @@ WRONG = [
     ([TOY, "--sweep.a=1", "--workdir=x"], ["--sweep_dir"]),
     ([TOY, "--sweep.a=1", "--goal=best"], ["--goal=best", "min or max"]),
     ([TOY, "--sweep.a=1", "--emit=pbs"], ["--emit=pbs", "slurm"]),
+    ([TOY, "--sweep.a=1", "--emit=slurm", "--halving"], ["exclude each other"]),
     ([TOY, "--sweep.a=1", "--eta=1"], ["--eta=1", "at least 2"]),
     ([TOY, "--search=optuna", "--trials=2"], ["nothing varies", "--range.PATH"]),
     ([TOY, "--search=optuna", "--trials=2", "--sweep.a=1"], ["belong together"]),
