@@ -59,7 +59,7 @@ class _Shared:
         self._changed = threading.Condition()
         self._is_wanted = True  # that the thread works
         self._is_stopped = False
-        self._is_finished = False
+        self._is_over = False  # stopped, or the source has ended
         self._error: BaseException | None = None
         self._left_at = 0.0  # when the consumer went away with an item
         self._took = 0.0  # seconds to make the last item
@@ -69,41 +69,36 @@ class _Shared:
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self._has_room)
         with self._making:
-            with self._changed:
-                if self._is_over:
-                    return False
-                if not self._has_room:  # the consumer was faster
-                    return True
+            if self._is_over:
+                return False
+            if not self._has_room:  # the consumer was faster
+                return True
             item, is_there = self._advance()
-            with self._changed:
-                if is_there:
-                    self._items.append(item)
-                return is_there
+            if is_there:
+                self._items.append(item)
+            return is_there
 
     def get(self):
         """The next item, made here when none was made ahead."""
         gap = time.perf_counter() - self._left_at
-        with self._changed:
-            self._is_wanted = min(gap, self._took) > _WORTH_SECS
+        self._is_wanted = min(gap, self._took) > _WORTH_SECS
+        while True:
             if self._items or self._is_over:
-                return self._take()
-        with self._making:  # waits for the item that the thread is making
-            with self._changed:
+                with self._changed:
+                    if self._items or self._is_over:
+                        return self._take()
+            with self._making:  # waits for the item that the thread is making
                 if self._items or self._is_over:
-                    return self._take()
-            item, is_there = self._advance()
-        with self._changed:
-            return self._leave(item) if is_there else self._take()
+                    continue
+                item, is_there = self._advance()
+            if is_there:
+                return self._leave(item)
 
     def stop(self) -> None:
         with self._changed:
-            self._is_stopped = True
+            self._is_stopped = self._is_over = True
             self._items.clear()
             self._changed.notify_all()
-
-    @property
-    def _is_over(self) -> bool:
-        return self._is_stopped or self._is_finished
 
     @property
     def _has_room(self) -> bool:
@@ -122,7 +117,7 @@ class _Shared:
         except BaseException as err:  # handed to the consumer, whatever it is
             error = err
         with self._changed:
-            self._is_finished = True
+            self._is_over = True
             self._error = error
             self._changed.notify_all()
         return None, False
@@ -138,7 +133,8 @@ class _Shared:
 
     def _leave(self, item):
         if self._has_room:
-            self._changed.notify_all()
+            with self._changed:
+                self._changed.notify_all()
         self._left_at = time.perf_counter()
         return item
 
