@@ -294,7 +294,11 @@ def test_token_ids_keep_their_dtype_and_are_checked(tmp_path):
             {},
             "toy: document 1 of part0: holds 70000, which does",
         ),
-        ([[1], [256]], {"tokenizer": "bytes"}, "document 1 of part0: holds 256, which"),
+        (
+            [[1], [256]],
+            {"tokenizer": "bytes"},
+            "document 1 of part0: holds id 256, bytes has",
+        ),
         ([[1], [-1]], {"tokenizer": "bytes", "dtype": "int32"}, "holds id -1, bytes"),
         ([[1], "text"], {}, "document 1 of part0: is text, the documents before are"),
         (["text", [1]], {}, "document 1 of part0: is list, the documents before are"),

@@ -136,12 +136,6 @@ def _id_array(document: Document) -> np.ndarray:
 
 
 def _check_ids(array: np.ndarray, recipe: Recipe) -> None:
-    misfit = dtypes.first_misfit(array, recipe.dtype)
-    if misfit is not None:
-        raise ValueError(
-            f"holds {array[misfit]}, which does not fit {recipe.dtype.name}: give a "
-            "wider dtype="
-        )
     if recipe.tokenizer is not None:
         low, high = int(array.min()), int(array.max())
         if low < 0 or high >= recipe.tokenizer.vocab_size:
@@ -149,6 +143,12 @@ def _check_ids(array: np.ndarray, recipe: Recipe) -> None:
                 f"holds id {low if low < 0 else high}, {recipe.tokenizer.name} has "
                 f"{recipe.tokenizer.vocab_size} ids"
             )
+    misfit = dtypes.first_misfit(array, recipe.dtype)
+    if misfit is not None:
+        raise ValueError(
+            f"holds {array[misfit]}, which does not fit {recipe.dtype.name}: give a "
+            "wider dtype="
+        )
 
 
 def _divide(documents: list, limit: int) -> tuple[list, list]:
