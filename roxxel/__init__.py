@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from roxxel.errors import ConfigError as ConfigError
     from roxxel.errors import ShardFormatError as ShardFormatError
     from roxxel.logger import Logger as Logger
+    from roxxel.train.inputs import Input as Input
 
 __version__ = "0.1.0"
 
 _MODULE_OF_NAME = {
     "AlignedStream": "roxxel.data.aligned",
     "ConfigError": "roxxel.errors",
+    "Input": "roxxel.train.inputs",
     "Logger": "roxxel.logger",
     "MixtureStream": "roxxel.data.mixture_stream",
     "Phase": "roxxel.data.phases",
@@ -35,6 +37,7 @@ _MODULE_OF_NAME = {
 __all__ = [
     "AlignedStream",
     "ConfigError",
+    "Input",
     "Logger",
     "MixtureStream",
     "Phase",

@@ -89,3 +89,46 @@ def test_exit_codes_are_those_of_the_library():
 def test_links_lead_to_files():
     for target in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_data_from_the_command_line_and_a_mixture(tmp_path, run_python):
+    """The lines and the block under "Data", in the order in which they stand."""
+    rows = [
+        f'{{"text": "Document {i}: {"lazy dogs sleep. " * 50}"}}' for i in range(400)
+    ]
+    (tmp_path / "web.jsonl").write_text("\n".join(rows))
+    (tmp_path / "code").mkdir()
+    for path in (ROOT / "roxxel/config").glob("*.py"):
+        (tmp_path / "code" / path.name).write_text(path.read_text())
+    lines = re.findall(r"^    python (-m roxxel\.rox .*web.*)$", README, re.M)
+    assert len(lines) == 3
+    for line in lines:
+        run_python(*shlex.split(line), check=True)
+    assert len(list(tmp_path.glob("web_*.rox"))) == 2
+    (block,) = (text for text in blocks("python") if "MixtureStream(" in text)
+    (tmp_path / "mix.py").write_text(block)
+    cache = {"ROXXEL_CACHE": str(tmp_path / "cache")}
+    done = run_python("mix.py", env=cache, check=True)
+    assert done.stdout == "196 (8, 65) (4, 129)\n"
+
+
+def test_commands_of_a_check_are_those_of_the_tutorial():
+    """docs/experiments.md shows them too, and a test runs all of its commands."""
+    tutorial = (ROOT / "docs/experiments.md").read_text()
+    (line,) = re.findall(r"^    python .*--mode=check .*$", README, re.M)
+    assert sorted(line.split()) in [sorted(row.split()) for row in tutorial.split("\n")]
+    assert "-m launch.sweep" in tutorial
+
+
+def test_runs_are_read_back(tmp_path, run_python):
+    pytest.importorskip("plotly")
+    for name in ("ssm_small", "again"):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text('{"total_steps": 1}')
+        (folder / "roxxel_metrics.csv").write_text("step,loss,perplexity\n1,2.0,7.4\n")
+    lines = re.findall(r"^    python (-m roxxel\.runs .*)$", README, re.M)
+    assert len(lines) == 3
+    for line in lines:
+        run_python(*shlex.split(line), check=True)
+    assert (tmp_path / "report.html").stat().st_size > 1e6
