@@ -7,7 +7,7 @@ import glob
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from roxxel import extras
 from roxxel.building import arrow, input_files, tokens
@@ -119,7 +119,8 @@ class HuggingFaceSource:
         return list(self._stream_parts(self._data))
 
     def _table_parts(self, data: datasets.Dataset) -> Iterator[TablePart]:
-        data = data.select_columns([self._top_column(data.column_names)])
+        chosen = data.select_columns([self._top_column(data.column_names)])
+        data = cast(datasets.Dataset, chosen)
         num_bytes = data.data.nbytes
         rows = max(1, tokens.PART_BYTES * len(data) // max(1, num_bytes))
         batch_rows = arrow.batch_rows(len(data), num_bytes)

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -158,7 +158,7 @@ def _document(value: Any, place: str) -> Document:
 
 def _pack(part: TablePart) -> bytes:
     """The rows of a part whose data are in memory, and no others."""
-    table = part.data.with_format("arrow")[part.start : part.stop]
+    table = cast(pa.Table, part.data.with_format("arrow")[part.start : part.stop])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
