@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax.sharding import Mesh
 
 from roxxel import optim
 from roxxel.models.ssm import num_params
@@ -39,7 +40,7 @@ def _data_line(stream: Any, total_steps: int) -> list[str]:
 
 
 def run_record(
-    model: nnx.Module, stream: Any, plan: Plan, *, start: int
+    model: nnx.Module, stream: Any, plan: Plan, mesh: Mesh | None, *, start: int
 ) -> dict[str, Any]:
     """What only the running program knows, for `run.json`."""
     position = stream.position(start)
@@ -47,6 +48,8 @@ def run_record(
     return {
         "parameters": num_params(model),
         "devices": [str(device) for device in jax.devices()],
+        "device_kind": jax.devices()[0].device_kind,
+        "mesh": {} if mesh is None else dict(mesh.shape),
         "position": position,
         "total_steps": plan.total_steps,
         "plan": plan.record(),

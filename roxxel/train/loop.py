@@ -120,7 +120,7 @@ class Run:
         for line in (f"Work directory {self.workdir}", *plan, *begun.lines):
             self.logger.log_message(line)
         record = describe.run_record(
-            self.model, self.stream, self.plan, start=begun.step
+            self.model, self.stream, self.plan, self.mesh, start=begun.step
         )
         self._write("run.json", _json(self.run_info | record | begun.record))
         return begun.step
