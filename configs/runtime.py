@@ -120,5 +120,6 @@ def _add_tags(config: fdl.Config[Trainer]) -> None:
     fdl.add_tag(config.stream, "batch_size", tags.BatchSize)
     fdl.add_tag(config.stream, "seq_len", tags.SeqLen)
     fdl.add_tag(config.schedule, "peak", tags.LearningRate)
+    fdl.add_tag(config, "workdir", tags.WorkDir)
     for node in (config, config.stream):
         fdl.add_tag(node, "seed", tags.Seed)

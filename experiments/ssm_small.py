@@ -81,6 +81,7 @@ def ssm_small(
     fdl.add_tag(stream, "seq_len", tags.SeqLen)
     fdl.add_tag(schedule, "peak", tags.LearningRate)
     fdl.add_tag(config.model, "compute_dtype", tags.ComputeDtype)
+    fdl.add_tag(config, "workdir", tags.WorkDir)
     for node in (stream, config):
         fdl.add_tag(node, "seed", tags.Seed)
     return config

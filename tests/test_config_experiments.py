@@ -103,3 +103,13 @@ def test_wrong_values_end_before_a_device_is_used(
         assert words in last, last
     assert "Traceback" not in err
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_graph_may_name_the_work_directory():
+    from roxxel.config import arguments, resolve, start
+
+    flags = ["--fdl_config=ssm_tiny", "--fdl_tag.WorkDir=runs/of mine"]
+    found = resolve.experiment(arguments.parse(flags))
+    assert start.configured_workdir(found) == "runs/of mine"
+    plain = resolve.experiment(arguments.parse(flags[:1]))
+    assert start.configured_workdir(plain) is None

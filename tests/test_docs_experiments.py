@@ -85,5 +85,5 @@ def test_tables_name_what_there_is(kind):
         flags = {*options._TEXT, *options._NUMBERS, *options._SWITCHES} - {"help"}
         names = sorted(flags - {"seed"})
     else:
-        names = [n for n in vars(tags_module) if n[0].isupper() and n != "WorkDir"]
+        names = [n for n in vars(tags_module) if n[0].isupper()]
     assert [name for name in names if name not in TEXT] == []

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ def train(found: resolve.Experiment, given: str | None, argv: Sequence[str]) -> 
     Raises:
       ConfigError: it cannot run, or not there; nothing has been created then.
     """
+    given = given or configured_workdir(found)
     workdir = workdir_lib.choose(given, found.name)
     flag = f"--workdir={given or workdir}"
     workdir_lib.check_writable(workdir, flag)
@@ -40,6 +42,12 @@ def train(found: resolve.Experiment, given: str | None, argv: Sequence[str]) -> 
     with _explained(found, only_building=False):
         say.lines(minutes.resolve(found, workdir, flag))
     return run(found, build(found), workdir, argv, flag=flag, is_new=is_new)
+
+
+def configured_workdir(found: resolve.Experiment) -> str | None:
+    """The work directory that the graph names, as text; None where it names none."""
+    value = found.config.__arguments__.get("workdir")
+    return os.fspath(value) if isinstance(value, str | os.PathLike) else None
 
 
 def build(found: resolve.Experiment) -> Any:

@@ -51,6 +51,7 @@ class Trainer:
         one begins with where name, shape and dtype are the same. Once the run has a
         checkpoint of its own, it continues from that.
       init_step: completed steps of the other run, "best", or None for its newest.
+      workdir: where `python -m roxxel.main` runs it unless `--workdir` says.
       init_rules: dotted names of parameters there to names here, or to None to leave
         them out; `*` stands for any text: `{"old.*": "new.*"}`.
     """
@@ -72,6 +73,7 @@ class Trainer:
     init_from: str | os.PathLike | None = None
     init_step: int | Literal["best"] | None = None
     init_rules: Mapping[str, str | None] | None = None
+    workdir: str | os.PathLike | None = None
 
     def __post_init__(self):
         for name in ("total_steps", "stop_after"):
