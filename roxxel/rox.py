@@ -7,6 +7,7 @@ wrong arguments.
 
 import argparse
 import json
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -25,7 +26,12 @@ def main(argv: list[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     args = _parser().parse_args(argv)
     try:
-        return args.run(args)
+        code = args.run(args)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # a reader that has seen enough (`| head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
     except (ConfigError, _FormatError, OSError, ValueError, ImportError) as err:
         message = " ".join(str(err).split())
         sys.stderr.write(f"roxxel.rox: {message}\n")
@@ -36,6 +42,8 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
 
     def error(self, message: str) -> NoReturn:
+        if message.endswith("required: OUTPUT"):
+            message = "OUTPUT comes first: build OUTPUT --jsonl PATH..."
         self.exit(EXIT_CONFIG, f"{self.prog}: {message} (--help shows all)\n")
 
 
@@ -95,7 +103,10 @@ def _write_facts(path: str, data: Roxxel) -> None:
     }
     facts |= {
         name: extension[name]
-        for name in ("block_bytes", "item_shape", "separator", "pad")
+        for name in (
+            *("block_bytes", "item_shape", "separator", "pad"),
+            *("tokenizer", "build"),
+        )
         if name in extension
     }
     if extension:

@@ -1,7 +1,10 @@
 """`python -m roxxel.rox info|verify|head`."""
 
 import json
+import os
 import struct
+import subprocess
+import sys
 import zlib
 
 import numpy as np
@@ -187,3 +190,24 @@ def test_the_command_line_runs_as_a_module(run_python, tokens):
     assert "invalid choice: 'show'" in done.stderr
     done = run_python("-m", "roxxel.rox", "head", tokens, "-n", "-3")
     assert done.returncode == 2
+
+
+def test_output_comes_first_and_says_so(capsys):
+    with pytest.raises(SystemExit) as error:
+        rox.main(["build", "--jsonl", "a.jsonl", "out_*.rox"])
+    assert error.value.code == 2
+    assert "OUTPUT comes first: build OUTPUT --jsonl" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path, repo_root):
+    Roxxel(tmp_path / "a.rox").write([np.arange(200_000, dtype=np.int32)])
+    command = f"'{sys.executable}' -m roxxel.rox head -n 200000 a.rox | head -1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(repo_root)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
