@@ -133,7 +133,7 @@ def warmup_rsqrt(
     width = max(1, steps)
 
     def after(count):
-        return peak * (width / (count + width)) ** 0.5
+        return peak * (width / (abs(count) + width)) ** 0.5  # below 0 unused
 
     return Schedule(_warmed(peak, steps, after), total_steps, steps)
 

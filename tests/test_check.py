@@ -94,7 +94,8 @@ def test_report_before_and_after_the_data_are_built(capsys):
         "tokenizer digits",
         "30 steps of 8 x 8 tokens, 8 row(s) on a device",
         "1,920 tokens in all, 0.97 epochs of 31 steps",
-        "checkpoint every 10 steps and at the end; evaluation every 10 steps",
+        "checkpoint every 10 steps and at the end",
+        "evaluation every 10 steps and at the end on the held-out set",
         "1,536 FLOPs a token",
         "end of warm-up     step         1  0.05",
     ):

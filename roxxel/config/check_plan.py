@@ -89,8 +89,9 @@ def _cadences(trainer: Any) -> list[str]:
         return []
     from roxxel.train import plan as plan_lib
 
-    *_, cadences = plan_lib.make_plan(trainer).lines()
-    return [f"  {cadences[0].lower()}{cadences[1:]}"]
+    evaluated = None if trainer.evaluation is None else "the held-out set"
+    lines = plan_lib.make_plan(trainer).cadence_lines(evaluated)
+    return [f"  {line[0].lower()}{line[1:]}" for line in lines]
 
 
 def _epochs(stream: Any, total: int) -> str:

@@ -59,13 +59,17 @@ class Plan:
     def lines(self, evaluation: str | None = None) -> list[str]:
         """The plan in words, for the log; `evaluation` says what it looks at."""
         one = f" of {_size(self.spans[0])}" if len(self.spans) == 1 else ""
-        kept = f"; that of step {self.milestone:,} is kept" if self.milestone else ""
-        lines = [
+        return [
             f"Plan {self.total_steps:,} steps{one}, {self.tokens:,} tokens in all",
             *(_span_line(span) for span in self.spans if not one),
             *self._schedule_line(),
-            f"Checkpoint {_times(self.save_every, self.total_steps)}{kept}",
+            *self.cadence_lines(evaluation),
         ]
+
+    def cadence_lines(self, evaluation: str | None = None) -> list[str]:
+        """When the run saves, and when it evaluates if it does."""
+        kept = f"; that of step {self.milestone:,} is kept" if self.milestone else ""
+        lines = [f"Checkpoint {_times(self.save_every, self.total_steps)}{kept}"]
         if evaluation is not None:
             when = _times(self.evaluate_every, self.total_steps)
             lines.append(f"Evaluation {when} on {evaluation}")
