@@ -27,12 +27,13 @@ def dense(
     `x` is `[..., D]`, `weight` `[D, F]`. The result has the type `out_dtype`, or else
     `dtype`; gradients have the types of the arguments.
     """
-    out = _dot(x.astype(dtype), weight.astype(dtype), "...d,df->...f")
-    return out.astype(dtype if out_dtype is None else out_dtype)
+    return _dense_forward(x, weight, dtype, out_dtype)[0]
 
 
 def _dense_forward(x, weight, dtype, out_dtype):
-    out = dense(x, weight, dtype, out_dtype)
+    # Not by `dense`: a policy of `jax.checkpoint` does not see into a second one.
+    out = _dot(x.astype(dtype), weight.astype(dtype), "...d,df->...f")
+    out = out.astype(dtype if out_dtype is None else out_dtype)
     return out, (x.astype(dtype), weight, jnp.zeros((), x.dtype))
 
 

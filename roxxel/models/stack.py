@@ -70,7 +70,9 @@ def run_blocks(
       states: one per block.
       documents: of the tokens.
       period: blocks that far apart have the same structure.
-      remat: what the backward pass finds and what it computes again.
+      remat: what the backward pass finds and what it computes again. On CPU this
+        saves memory only with `scan_layers`: XLA merges the second computation of
+        blocks that are written out with the first.
       scan_layers: run one compiled body per `period` blocks in a loop. The program
         then does not grow with the depth; the parameters are copied once a call. As
         many of the first blocks as do not fill a period run before the loop.
