@@ -39,11 +39,8 @@ def model():
     ("name", "length"),
     [
         ("mamba2", 1),
-        ("mamba2", 2),
         ("mamba2", 70),  # more than a chunk
-        ("transformer", 1),
         ("transformer", 7),
-        ("window", 3),
         ("window", 9),  # the prompt alone exceeds the window
         ("hybrid", 7),
     ],
