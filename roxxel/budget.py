@@ -124,11 +124,9 @@ def _abstract(model: Callable[..., Any]) -> Any:
 
 
 def _num_params(model: Callable[..., Any]) -> int:
-    import jax
-    from flax import nnx
+    from roxxel.models.language_model import num_params
 
-    state = nnx.state(_abstract(model), nnx.Param)
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state))
+    return num_params(_abstract(model))
 
 
 def _steps_per_epoch(stream: Any, where: str) -> int:

@@ -9,6 +9,7 @@ from flax import nnx
 from roxxel import budget
 from roxxel.data.steps import Span
 from roxxel.errors import ConfigError
+from roxxel.models.language_model import num_params
 
 
 class Stream:
@@ -146,3 +147,38 @@ def test_tokens_need_a_stream():
 
 def test_no_cadence_is_never():
     assert budget.cadence(None, stream=STREAM, total_steps=200) is None
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--fdl.total_steps.tokens_per_param=2",),
+        (
+            "--fdl.total_steps.tokens_per_param=2",
+            "--fdl.model=configs.models.transformer(d_model=32, n_layers=1, n_heads=2)",
+        ),
+    ],
+)
+def test_flags_reach_every_unit(flags):
+    """The model of a length is the one that the flags have left in the graph."""
+    import fiddle as fdl
+
+    from roxxel.config import arguments, resolve
+
+    words = ["--fdl_config=ssm_tiny", "--fdl.total_steps.steps=None", *flags]
+    config = resolve.experiment(arguments.parse(words)).config
+    assert config.total_steps.model is config.model
+    model = fdl.build(config.model)
+    count = num_params(nnx.eval_shape(lambda: model(rngs=nnx.Rngs(0))))
+    total = budget.total_steps(STREAM, tokens_per_param=2, model=model)
+    assert total == -(-2 * count // 40)
+
+
+def test_a_warm_up_in_tokens_by_flag():
+    from roxxel.config import arguments, resolve
+
+    words = ["--fdl_config=ssm_tiny", "--fdl.schedule.warmup=5e4 tokens"]
+    config = resolve.experiment(arguments.parse(words)).config
+    assert config.schedule.stream is config.stream
+    plain = resolve.experiment(arguments.parse(words[:1])).config
+    assert "stream" not in plain.schedule.__arguments__

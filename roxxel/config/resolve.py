@@ -22,6 +22,7 @@ from roxxel.config import (
     suggest,
     symbols,
     tags,
+    wiring,
 )
 from roxxel.errors import ConfigError
 
@@ -57,6 +58,7 @@ def experiment(line: arguments.CommandLine) -> Experiment:
     else:
         found = from_name(str(line.get("fdl_config")))
     apply(found, line.directives)
+    wiring.complete(found.config)
     _check(found)
     return found
 
