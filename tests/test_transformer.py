@@ -177,3 +177,19 @@ def test_beyond_max_length_is_never_silent():
 def test_sizes_out_of_range_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
         make(**options)
+
+
+def test_the_activation_is_a_value_of_the_graph():
+    from roxxel.config import arguments, resolve
+
+    words = ["--fdl_config=transformer_tiny", "--fdl.model.activation=gelu"]
+    config = resolve.experiment(arguments.parse(words)).config
+    assert config.model.activation is jax.nn.gelu
+    tokens = jnp.arange(8)[None] % 7
+    options = {"vocab_size": 7, "d_model": 16, "n_layers": 1, "n_heads": 2}
+    silu, gelu, same = (
+        TransformerLM(**options, **more, rngs=nnx.Rngs(0))(tokens)[0]
+        for more in ({}, {"activation": jax.nn.gelu}, {"activation": jax.nn.silu})
+    )
+    assert not jnp.array_equal(silu, gelu)
+    assert jnp.array_equal(silu, same)

@@ -9,6 +9,7 @@ from flax import nnx
 
 from roxxel.models import attention, ssd, stack
 from roxxel.models.language_model import LanguageModel, check_sizes
+from roxxel.models.modules import Activation
 from roxxel.models.ssm import Mamba2Block
 from roxxel.models.transformer import TransformerBlock
 
@@ -22,8 +23,8 @@ class HybridLM(LanguageModel):
       n_layers: blocks.
       pattern: letters of the blocks, repeated over the stack so that its last block
         is the pattern's last: "MMMA" over 6 layers is M A M M M A.
-      n_heads, n_kv_heads, head_dim, d_ff, rope_theta, qk_norm, window, bias, kernel:
-        of the Transformer blocks, as in `transformer.TransformerLM`.
+      n_heads, n_kv_heads, head_dim, d_ff, activation, rope_theta, qk_norm, window,
+        bias, kernel: of the Transformer blocks, as in `transformer.TransformerLM`.
       expand, state_dim, n_groups, conv_width, chunk_size, conv_bias, form, scan_lanes:
         of the Mamba-2 blocks, as in `ssm.Mamba2LM`.
       ssm_head_dim: channels of one head of a Mamba-2 block.
@@ -42,6 +43,7 @@ class HybridLM(LanguageModel):
         n_kv_heads: int | None = None,
         head_dim: int | None = None,
         d_ff: int | None = None,
+        activation: Activation = jax.nn.silu,
         rope_theta: float = 10000.0,
         qk_norm: bool = False,
         window: int | None = None,
@@ -94,6 +96,7 @@ class HybridLM(LanguageModel):
                 n_kv_heads=n_kv_heads,
                 head_dim=head_dim,
                 d_ff=d_ff,
+                activation=activation,
                 rope_theta=rope_theta,
                 qk_norm=qk_norm,
                 window=window,

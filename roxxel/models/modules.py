@@ -5,11 +5,15 @@ Parameters are float32; products compute in `dtype`, norms in float32.
 Legend: B batch, L length, D d_model, F inner width.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from roxxel.models import keys, layers
+
+Activation = Callable[[jax.Array], jax.Array]
 
 
 class RMSNorm(nnx.Module):
@@ -56,27 +60,33 @@ class Linear(nnx.Module):
         return 2.0 * self.weight.shape[0] * self.weight.shape[1]
 
 
-class SwiGLU(nnx.Module):
-    """Gated feed-forward part, `down(silu(gate(x)) * up(x))` (arXiv:2002.05202)."""
+class GatedMLP(nnx.Module):
+    """Gated feed-forward part, `down(activation(gate(x)) * up(x))` (arXiv:2002.05202).
+
+    With silu it is SwiGLU, with gelu GeGLU.
+    """
 
     def __init__(
         self,
         *,
         d_model: int,
         d_ff: int,
+        activation: Activation = jax.nn.silu,
         bias: bool = False,
         out_scale: float = 1.0,
         dtype: jax.typing.DTypeLike = jnp.float32,
         rngs: keys.Source,
     ):
         options = {"bias": bias, "dtype": dtype, "rngs": rngs}
+        self.activation = activation
         self.gate_proj = Linear(d_model, d_ff, **options)
         self.up_proj = Linear(d_model, d_ff, **options)
         self.down_proj = Linear(d_ff, d_model, out_scale=out_scale, **options)
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
         """Output `[B, L, D]` in `dtype`."""
-        return self.down_proj(jax.nn.silu(self.gate_proj(x_BLD)) * self.up_proj(x_BLD))
+        gate_BLF = self.activation(self.gate_proj(x_BLD))
+        return self.down_proj(gate_BLF * self.up_proj(x_BLD))
 
     def flops_per_token(self) -> float:
         """Forward: `6 * D * F`, three products."""

@@ -1,7 +1,7 @@
 """Llama-style Transformer language model in Flax NNX.
 
 Pre-norm residual blocks of causal attention (rotary positions, grouped heads) and a
-SwiGLU feed-forward part, both after a root mean square norm.
+gated feed-forward part, both after a root mean square norm.
 
 Legend: B batch, L length, D d_model.
 """
@@ -13,7 +13,7 @@ from flax import nnx
 from roxxel.models import attention, keys, stack
 from roxxel.models.documents import Documents
 from roxxel.models.language_model import LanguageModel, check_sizes
-from roxxel.models.modules import RMSNorm, SwiGLU, default_d_ff
+from roxxel.models.modules import Activation, GatedMLP, RMSNorm, default_d_ff
 
 
 class TransformerBlock(nnx.Module):
@@ -24,6 +24,7 @@ class TransformerBlock(nnx.Module):
         *,
         d_model: int,
         d_ff: int | None,
+        activation: Activation,
         norm_eps: float,
         bias: bool,
         out_scale: float,
@@ -39,7 +40,9 @@ class TransformerBlock(nnx.Module):
         self.norm2 = RMSNorm(d_model, eps=norm_eps)
         d_ff = default_d_ff(d_model) if d_ff is None else d_ff
         check_sizes(d_ff=d_ff)
-        self.mlp = SwiGLU(d_model=d_model, d_ff=d_ff, **options)
+        self.mlp = GatedMLP(
+            d_model=d_model, d_ff=d_ff, activation=activation, **options
+        )
 
     def __call__(
         self, x_BLD: jax.Array, cache: attention.KVCache | None, documents: Documents
@@ -76,6 +79,7 @@ class TransformerLM(LanguageModel):
       head_dim: width of a head; None: `d_model / n_heads`.
       d_ff: inner width of the feed-forward part; None: 8/3 of `d_model`, up to a
         multiple of 64.
+      activation: of the feed-forward part's gate; silu makes it SwiGLU.
       rope_theta: base of the rotary wave lengths.
       qk_norm: normalise queries and keys per head.
       window: tokens that a query sees at most, itself among them; None: all.
@@ -96,6 +100,7 @@ class TransformerLM(LanguageModel):
         n_kv_heads: int | None = None,
         head_dim: int | None = None,
         d_ff: int | None = None,
+        activation: Activation = jax.nn.silu,
         rope_theta: float = 10000.0,
         norm_eps: float = 1e-5,
         qk_norm: bool = False,
@@ -120,6 +125,7 @@ class TransformerLM(LanguageModel):
                     n_kv_heads=n_kv_heads,
                     head_dim=head_dim,
                     d_ff=d_ff,
+                    activation=activation,
                     rope_theta=rope_theta,
                     norm_eps=norm_eps,
                     qk_norm=qk_norm,
