@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 
 import fiddle as fdl
@@ -14,7 +15,7 @@ from jax.sharding import PartitionSpec
 from toy_experiments import awkward, basic, parts
 
 from roxxel import main as main_lib
-from roxxel.config import dump, load, text
+from roxxel.config import dump, load, stored, text
 from roxxel.errors import ConfigError
 
 
@@ -161,6 +162,49 @@ HOSTILE = [
     ("toy_experiments.parts", "touches_disk"),
     ("roxxel", "__loader__.load_module"),
     ("flax.nnx", "__builtins__"),
+    # own names that are no part of a graph
+    ("roxxel.building.worker", "_unpickled"),
+    ("roxxel.checkpointing.files", "_remove"),
+    ("roxxel.checkpointing.files", "prune"),
+    ("roxxel.checkpointing.files", "clean"),
+    ("roxxel.data.publish", "_remove"),
+    ("roxxel.rox", "main"),
+    ("roxxel.rox_build", "main"),
+    ("roxxel.runs.serve", "main"),
+    ("roxxel.dataset", "Roxxel.write"),
+    ("roxxel", "Roxxel.write"),
+    ("roxxel.logger", "Logger.close"),
+    ("roxxel.sinks.textlog", "write_all"),
+    ("roxxel.sinks.csv", "os.remove"),
+    ("roxxel.tokenizers.loading", "_load"),
+    ("roxxel.building.engine", "build"),
+    ("roxxel.train.trainer", "pathlib.Path.unlink"),
+    ("configs.synthetic", "cache.find_or_build"),
+    ("configs.data", "sysconfig.os.system"),
+    ("configs.trial_check", "main"),
+    ("configs.search", "main"),
+    ("configs.fiddlers", "_set"),
+    # types and functions of other packages that read, write or run
+    ("numpy", "memmap"),
+    ("numpy", "save"),
+    ("numpy", "vectorize"),
+    ("numpy.lib.npyio", "NpzFile"),
+    ("numpy.f2py.crackfortran", "sys.exit"),
+    ("jax.numpy", "save"),
+    ("jax.numpy", "fromfile"),
+    ("jax.profiler", "start_trace"),
+    ("jax.export", "deserialize"),
+    ("jax._src.lru_cache", "LRUCache"),
+    ("jax._src.path", "Path"),
+    ("jax._src.nn.functions", "np.load"),
+    ("flax.nnx", "display"),
+    ("flax.nnx.graphlib", "jax.pure_callback"),
+    ("flax.serialization", "msgpack_restore"),
+    ("flax.training.checkpoints", "save_checkpoint"),
+    ("orbax.checkpoint", "CheckpointManager"),
+    ("fiddle._src.config", "get_callable"),
+    ("fiddle.experimental.serialization", "load_json"),
+    ("collections", "namedtuple"),
 ]
 
 
@@ -179,7 +223,26 @@ def test_config_file_imports_only_what_is_allowed(
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [("optax", "adamw"), ("roxxel.logger", "Logger"), ("jax.nn.initializers", "zeros")],
+    [
+        *[("optax", "adamw"), ("optax._src.transform", "ScaleByAdamState")],
+        *[("roxxel.logger", "Logger"), ("roxxel", "Logger"), ("roxxel", "Phase")],
+        *[("roxxel", name) for name in ("Roxxel", "Input", "AlignedStream")],
+        *[("roxxel.builders", name) for name in ("text_files", "parquet", "arrays")],
+        *[("roxxel.tokenizers", "load"), ("roxxel.tokenizers.bytes", "Bytes")],
+        *[("roxxel.sinks.csv", "CsvSink"), ("roxxel.models.losses", "next_token_loss")],
+        *[("roxxel.optim", "total_steps"), ("roxxel.sharding", "make_mesh")],
+        *[("jax.nn.initializers", "zeros"), ("jax._src.nn.functions", "gelu")],
+        *[("jax.nn", "silu"), ("jax.numpy", "tanh"), ("jax.numpy", "bfloat16")],
+        *[("numpy", "float32"), ("numpy", "dtype"), ("numpy", "exp")],
+        *[("ml_dtypes", "bfloat16"), ("jax.lax", "Precision"), ("jax.lax", "rsqrt")],
+        *[("flax.nnx", "Linear"), ("flax.nnx.nn.linear", "Linear")],
+        *[("jax.sharding", "PartitionSpec"), ("collections", "OrderedDict")],
+        *[("configs.synthetic", "tokens"), ("configs.data", "python_encodings")],
+        *[
+            ("configs.profiling", "ProfiledTrainer"),
+            ("experiments.ssm_tiny", "ssm_tiny"),
+        ],
+    ],
 )
 def test_config_file_imports_what_experiments_are_made_of(module, name, tmp_path):
     file = tmp_path / "config.json"
@@ -200,3 +263,26 @@ def test_trusted_packages(tmp_path, capsys):
     file.write_text(_call("toy_experiments.gone", "Job"))
     with pytest.raises(ConfigError, match=r"toy_experiments\.gone"):
         load.load_file(str(file), trusted=["toy_experiments"])
+
+
+def test_a_stored_instance_calls_dataclasses_only(tmp_path):
+    """Stored values are made when the file is read, so also by --mode=check."""
+    content = serialization.dump_json(
+        fdl.Config(stored.instance, cls=dict, fields={"path": "made"}),
+        dump._AnyPolicy(),
+    )
+    file = tmp_path / "config.json"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match="no dataclass"):
+        load.load_file(str(file))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_only_regular_files_are_read(kind, tmp_path):
+    file = tmp_path / "config.json"
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="no regular file"):
+        load.load_file(str(file))

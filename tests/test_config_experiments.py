@@ -113,3 +113,15 @@ def test_the_graph_may_name_the_work_directory():
     assert start.configured_workdir(found) == "runs/of mine"
     plain = resolve.experiment(arguments.parse(flags[:1]))
     assert start.configured_workdir(plain) is None
+
+
+FIDDLERS = ("debug", "bf16", "fsdp", "profile", "synthetic_data", "adamw", "muon")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_graph_after_any_fiddler_survives_json_without_trust(name, tmp_path):
+    file = tmp_path / "config.json"
+    for fiddler in FIDDLERS:
+        found = experiment(name, f"--fiddler={fiddler}")
+        file.write_text(dump.to_json(found.config)[0])
+        assert load.load_file(str(file)).config == found.config

@@ -67,6 +67,11 @@ WRONG = [
     (["--fdl_config=toy_experiments.basic.full(1,dim=2)"], ["dim", "twice"]),
     (["--fdl_config=toy_experiments.basic.full(**{})"], ["**"]),
     (["--fdl_config=__import__('os').system('touch hacked')"], ["__import__"]),
+    (["--fdl_config=toy_experiments.basic.full(dim=3,)(4)"], ["(dim=3,)(4)"]),
+    (["--fdl_config=toy_experiments.basic.full()()"], ["full()()"]),
+    (["--fdl_config=toy_experiments.basic.full()[0](4)"], ["full()[0](4)"]),
+    ([TOY, "--fiddler=shrink(dim=2)(dim=3)"], ["shrink(dim=2)(dim=3)"]),
+    ([TOY, "--fdl.model.parent=toy_experiments.basic.child(x=1)()"], ["(x=1)()"]),
     # words that are no flags
     ([TOY, "opt.lr=3"], ["opt.lr=3", "--fdl.opt.lr=3"]),
     ([TOY, "--opt.lr=3"], ["--opt.lr=3", "--fdl.opt.lr=3"]),

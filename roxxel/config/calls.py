@@ -59,9 +59,16 @@ def parse(text: str) -> Call:
         raise ConfigError(
             f"{text!r} cannot be read as name(arg=value): {reason}"
         ) from err
-    if not isinstance(node, ast.Call):
+    if not isinstance(node, ast.Call) or not _is_name(node.func):
         raise ConfigError(f"{text!r} is neither a dotted name nor name(arg=value).")
     return _from_node(name, text, node)
+
+
+def _is_name(node: ast.expr) -> bool:
+    """Whether a node is a dotted name: `f(1)(2)` calls something else."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name)
 
 
 def _from_node(name: str, text: str, node: ast.Call) -> Call:

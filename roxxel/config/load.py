@@ -1,53 +1,26 @@
 """Reads the graph in a `config.json`. The file is data: it may not import at will.
 
 A config file names functions and classes, which loading has to import and building has
-to call. Only names from roxxel, `experiments`, `configs` and the pure parts of jax,
-flax, optax and numpy are taken; other packages need the user's word.
+to call. `allowed` says which names are taken; others need the user's word.
 """
 
 import dataclasses
-import enum
-import functools
 import json
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import fiddle as fdl
 from fiddle.experimental import serialization
 
-from roxxel.config import encode, imports, suggest, text
+from roxxel.config import allowed, encode, imports, suggest, text
 from roxxel.errors import ConfigError
 
-MAX_FILE_BYTES = 64 * 1024**2
+MAX_FILE_BYTES = 4 * 1024**2  # those of experiments have a hundredth
 MAX_VALUES = 1_000_000  # of a graph with every shared part counted where it is used
 FORMAT = 1  # of the "roxxel" section of config.json
-
-OWN_PACKAGES = ("roxxel", "experiments", "configs")
-# Modules whose functions only compute. `numpy` is in for its types and ufuncs alone:
-# numpy.load and its like read pickles.
-PURE_MODULES = (
-    "flax.linen",
-    "flax.nnx",
-    "jax.nn",
-    "jax._src.nn",
-    "jax._src.numpy.scalar_types",
-    "jax.random",
-    "jax._src.random",
-    "jax.lax",
-    "jax.sharding",
-    "optax",
-)
-_TYPES_ONLY = ("numpy", "jax.numpy", "jax", "ml_dtypes", "flax", "jaxlib")
-_BUILTINS = {
-    *("bool", "bytes", "complex", "dict", "float", "frozenset", "int", "list"),
-    *("max", "min", "set", "slice", "str", "sum", "tuple", "abs", "round", "len"),
-}
-_FIDDLE_TYPES = ("fiddle._src.config", "fiddle._src.partial", "fiddle._src.signatures")
-_CLOSED = ("roxxel.main", "roxxel.config")  # own modules that no config file may call
-_STORED = "roxxel.config.stored"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +49,7 @@ def load_file(
     path = Path(file)
     content = _read(path, flag)
     data = _parsed(content, flag)
-    config = _deserialized(content, _Policy(trusted, trust_all), flag)
+    config = _deserialized(content, allowed.Policy(trusted, trust_all), flag)
     if not isinstance(config, fdl.Buildable):
         raise ConfigError(f"{flag}: holds {suggest.shown(config)}, not a fdl.Config.")
     section = data.get("roxxel")
@@ -89,14 +62,18 @@ def _read(path: Path, flag: str) -> str:
     try:
         if path.is_dir():
             raise ConfigError(f"{flag}: is a folder; did you mean {path}/config.json?")
-        if path.stat().st_size > MAX_FILE_BYTES:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait
+            raise ConfigError(f"{flag}: is no regular file; expected a config.json.")
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
             raise ConfigError(
                 f"{flag}: is over {MAX_FILE_BYTES} bytes; no config file."
             )
-        return path.read_text(encoding="utf-8")
+        return content.decode("utf-8")
     except FileNotFoundError as err:
         raise ConfigError(f"{flag}: there is no such file.") from err
-    except (OSError, UnicodeDecodeError) as err:
+    except (OSError, ValueError) as err:  # ValueError: a NUL in the path, no UTF-8
         raise ConfigError(f"{flag}: cannot be read: {imports.one_line(err)}") from err
 
 
@@ -138,14 +115,14 @@ def _expanded(value: Any, objects: dict[str, Any], known: dict[str, int]) -> int
     return known[key]
 
 
-def _deserialized(content: str, policy: "_Policy", flag: str) -> Any:
+def _deserialized(content: str, policy: allowed.Policy, flag: str) -> Any:
     try:
         loaded = encode.decode(serialization.load_json(content, policy))
         if isinstance(loaded, fdl.Buildable):
             text.render(loaded)  # reads all of it: names and tags of the wrong kind
         return loaded
     except serialization.PyrefPolicyError as err:
-        raise ConfigError(f"{flag}: {_not_allowed(err, policy)}") from err
+        raise ConfigError(f"{flag}: {_not_allowed(err)}") from err
     except ConfigError as err:
         raise ConfigError(f"{flag}: {err}") from err
     except RecursionError as err:
@@ -163,73 +140,13 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0]
 
 
-def _not_allowed(error: serialization.PyrefPolicyError, policy: "_Policy") -> str:
+def _not_allowed(error: serialization.PyrefPolicyError) -> str:
     package = f"{error.module}".partition(".")[0]  # of a file: any kind of value
     wants = f"wants {error.module}.{error.symbol}, which a config file may not import."
-    if policy.is_own(package) or package in sys.builtin_module_names or not package:
+    if package in sys.builtin_module_names or not package:
         return wants
+    if package in allowed.OWN_PACKAGES:
+        return f"{wants} If you know what it does: --trust_module={error.module}."
     return (
         f"{wants} If it is yours: --trust_module={package} (or --trust_config for any)."
     )
-
-
-class _Policy(serialization.PyrefPolicy):
-    """Which names a config file may import."""
-
-    def __init__(self, trusted: Sequence[str], trust_all: bool):
-        self._trusted = (*OWN_PACKAGES, *trusted)
-        self._trust_all = trust_all
-
-    def is_own(self, package: str) -> bool:
-        """Whether a package is trusted as a whole."""
-        return package in self._trusted
-
-    def allows_import(self, module: str, symbol: str) -> bool:
-        if self._trust_all:
-            return True
-        if not isinstance(module, str) or not isinstance(symbol, str):
-            return False
-        if any(part.startswith("__") for part in f"{module}.{symbol}".split(".")):
-            return False
-        if module == "builtins":
-            return symbol in _BUILTINS
-        known = (*self._trusted, *PURE_MODULES, *_TYPES_ONLY, *_FIDDLE_TYPES)
-        return _is_within(module, (*known, "collections", "fiddle"))
-
-    def allows_value(self, value: Any) -> bool:
-        if self._trust_all:
-            return True
-        if isinstance(value, ModuleType):
-            return False
-        home = _home(value)
-        if home == "builtins":
-            return getattr(value, "__name__", "") in _BUILTINS
-        if _is_within(home, _CLOSED):
-            return home == _STORED
-        if _is_within(home, (*self._trusted, *PURE_MODULES, *_FIDDLE_TYPES)):
-            return True
-        is_type = isinstance(value, (type, enum.Enum))
-        if home == "collections":
-            return is_type
-        return _is_within(home, _TYPES_ONLY) and (is_type or _only_computes(value))
-
-
-def _home(value: Any) -> str:
-    """The module in which a value, or the type of an object, was defined."""
-    if isinstance(value, enum.Enum):
-        return type(value).__module__
-    home = getattr(value, "__module__", None)
-    if home is None:
-        home = type(value).__module__
-    return str(home)
-
-
-def _only_computes(value: Any) -> bool:
-    """Whether a numpy or jax object is a ufunc or a jitted function."""
-    kind = type(value).__name__
-    return kind in ("ufunc", "PjitFunction", "custom_jvp", "_ScalarMeta")
-
-
-@functools.lru_cache(maxsize=1024)
-def _is_within(module: str, packages: tuple[str, ...]) -> bool:
-    return any(module == p or module.startswith(f"{p}.") for p in packages)

@@ -18,6 +18,7 @@ file's graph with plain fiddle gives the right values too.
 """
 
 import collections.abc
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,13 @@ def dots() -> Any:
 
 
 def instance(cls: Any, fields: dict[str, Any]) -> Any:
-    """A stored dataclass instance."""
+    """A stored dataclass instance.
+
+    Raises:
+      ConfigError: `cls` is no dataclass.
+    """
+    if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
+        raise ConfigError(f"the config file stores an object of {cls!r}, no dataclass.")
     return cls(**fields)
 
 
