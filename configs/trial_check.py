@@ -1,8 +1,9 @@
 """Checks the command lines of a sweep's trials before any of them starts.
 
 `launch.sweep` runs it as a process, with `{"trials": [[flag, ...], ...]}` as JSON on
-stdin. The first mistake is written to stderr, with exit code 2. With `"total_steps":
-true` the length of each trial comes back as JSON on stdout.
+stdin, and `"metric"` where one was named. The first mistake is written to stderr, with
+exit code 2. With `"total_steps": true` the length of each trial comes back as JSON on
+stdout.
 """
 
 import json
@@ -10,8 +11,15 @@ import sys
 
 import fiddle as fdl
 
-from roxxel.config import arguments, resolve
+from configs.profiling import ProfiledTrainer
+from roxxel.config import arguments, resolve, suggest
 from roxxel.errors import EXIT_CONFIG, EXIT_OK, ConfigError
+from roxxel.train.trainer import Trainer
+
+# What every run of a trainer tells, and what each evaluation does.
+_METRICS = ("loss", "perplexity", "grad_norm", "learning_rate", "tokens")
+_METRICS += ("tokens_per_sec",)
+_EVALUATED = ("loss", "perplexity", "bits_per_byte")
 
 
 def main() -> int:
@@ -21,6 +29,7 @@ def main() -> int:
     for flags in request["trials"]:
         try:
             config = resolve.experiment(arguments.parse(flags)).config
+            check_metric(config, request.get("metric"))
             if request.get("total_steps"):
                 totals.append(total_steps(config))
         except ConfigError as err:
@@ -28,6 +37,27 @@ def main() -> int:
             return EXIT_CONFIG
     json.dump({"total_steps": totals}, sys.stdout)
     return EXIT_OK
+
+
+def check_metric(config: fdl.Buildable, metric: str | None) -> None:
+    """Check the name of a metric, as far as it is known what a run tells.
+
+    That is so for `Trainer` and what only adds to it; other runs tell what they like.
+
+    Raises:
+      ConfigError: the run does not tell it.
+    """
+    target = fdl.get_callable(config)
+    if metric is None or target not in (Trainer, ProfiledTrainer):
+        return
+    known = list(_METRICS)
+    evaluation = config.__arguments__.get("evaluation")
+    if isinstance(evaluation, fdl.Buildable):
+        name = getattr(evaluation, "name", None) or "eval"
+        known = [*(f"{name}_{kind}" for kind in _EVALUATED), *known]
+    if metric not in known:
+        hint = suggest.did_you_mean(metric, known, what="metrics")
+        raise ConfigError(f"--metric={metric}: the trials do not tell it.{hint}")
 
 
 def total_steps(config: fdl.Buildable) -> int:

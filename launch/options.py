@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,6 +29,8 @@ _TEXT = {
     "slurm": "'--time=4:00:00 --gres=gpu:1'",
 }
 _NUMBERS = {"workers": 1, "threads": 0, "trials": 0, "rungs": 3, "eta": 2, "seed": 0}
+_GPU = re.compile(r"\d{1,4}|(GPU|MIG)-[\w/-]+")  # as CUDA_VISIBLE_DEVICES has them
+_MOST_WORKERS = 4096
 _SWITCHES = ("zip", "halving", "retry_failed", "report", "help")
 
 USAGE = """\
@@ -79,6 +82,12 @@ class Options:
     def goal(self) -> str:
         """Whether the least or the largest metric is best: "min" or "max"."""
         return self.text.get("goal", "min")
+
+    @property
+    def gpus(self) -> list[str]:
+        """The GPUs that the workers share; empty: no choice is made."""
+        given = self.text.get("gpus")
+        return [] if given is None else [gpu.strip() for gpu in given.split(",")]
 
     @property
     def sweep_dir(self) -> Path:
@@ -200,9 +209,19 @@ def _check(options: Options) -> None:
     ):
         if name in text and text[name] not in allowed:
             raise SweepError(f"--{name}={text[name]}: expected {' or '.join(allowed)}.")
+    wrong = [gpu for gpu in options.gpus if not _GPU.fullmatch(gpu)]
+    if wrong:
+        raise SweepError(
+            f"--gpus={text['gpus']}: expected numbers or UUIDs of GPUs, as in "
+            f"--gpus=0,1; got {wrong[0]!r}."
+        )
     for name in ("workers", "rungs"):
         if numbers[name] < 1:
             raise SweepError(f"--{name}={numbers[name]}: expected at least 1.")
+    if numbers["workers"] > _MOST_WORKERS:
+        raise SweepError(
+            f"--workers={numbers['workers']}: expected at most {_MOST_WORKERS}."
+        )
     if numbers["eta"] < 2:
         raise SweepError(f"--eta={numbers['eta']}: expected at least 2.")
     if "emit" in text and "halving" in options.switches:

@@ -76,6 +76,19 @@ def metric_of(workdir: Path, metric: str, *, step: int | None = None) -> float:
     return sum(last) / len(last)
 
 
+def names(workdir: Path) -> set[str]:
+    """What a run has told numbers of: in its summary, or in its table."""
+    summary = read_json(workdir / SUMMARY) or {}
+    numbers = {k for k, v in summary.items() if isinstance(v, int | float)}
+    told = {k for row in _rows(workdir / METRICS) for k, v in row.items() if k and v}
+    return (numbers | told) - {"step", "steps"}
+
+
+def has(workdir: Path, metric: str) -> bool:
+    """Whether a run has told of a metric, be it a number that is not finite."""
+    return metric in names(workdir)
+
+
 def steps_of(workdir: Path) -> int:
     """Completed steps of a run, by its summary or its table."""
     summary = read_json(workdir / SUMMARY) or {}

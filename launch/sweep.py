@@ -9,8 +9,8 @@ and started again it runs no trial twice and forgets none. The same command cont
 sweep; one with more values, axes or trials extends it. To run a finished trial again,
 delete its work directory.
 
-Exit codes: 0 all trials are over, none failed; 1 some failed; 2 the command line is
-wrong; 42 stopped by a signal after the running trials saved, start it again.
+Exit codes: 0 all trials are over, none failed; 1 some failed, or none has the metric;
+2 the command line is wrong; 42 stopped by a signal after the running trials saved, start it again.
 """
 
 import importlib
@@ -30,6 +30,7 @@ from launch.problems import (
     EXIT_OK,
     EXIT_RESTART,
     SweepError,
+    did_you_mean,
 )
 from launch.trials import Trial
 
@@ -113,6 +114,7 @@ def _checked(
     request = {
         "trials": [[*trial.flags(given.words), *more] for trial in chosen],
         "total_steps": "halving" in given.switches,
+        "metric": given.text.get("metric"),
     }
     answer = _ask_in_a_process(request)
     found = answer.get("total_steps", [])
@@ -182,13 +184,12 @@ def _sampler(folder: Folder, given: options.Options) -> Any:
 
 def _run(folder: Folder, given: options.Options, planner: Planner) -> int:
     workers = given.numbers["workers"]
-    gpus = [gpu for gpu in given.text.get("gpus", "").split(",") if gpu]
-    slots = slot_environments(workers, given.threads, gpus)
+    slots = slot_environments(workers, given.threads, given.gpus)
     pool = Pool(folder, slots, lambda i: _tell(folder, given.metric, i))
     is_complete = pool.run(planner)
     for note in getattr(planner, "notes", []):
         sys.stderr.write(f"sweep: note: {note}\n")
-    _report(folder, given)
+    has_metric = _report(folder, given) == EXIT_OK
     if not is_complete:
         sys.stderr.write("sweep: stopped; the same command continues.\n")
         return EXIT_RESTART
@@ -196,7 +197,7 @@ def _run(folder: Folder, given: options.Options, planner: Planner) -> int:
     for trial_id in failed:
         log = folder.state(trial_id) / "output.log"
         sys.stderr.write(f"sweep: trial {trial_id} failed: {_last_line(log)} ({log})\n")
-    return EXIT_FAILED if failed else EXIT_OK
+    return EXIT_FAILED if failed or not has_metric else EXIT_OK
 
 
 def _tell(folder: Folder, metric: str, trial_id: str) -> None:
@@ -210,6 +211,7 @@ def _tell(folder: Folder, metric: str, trial_id: str) -> None:
 
 
 def _report(folder: Folder, given: options.Options) -> int:
+    """Writes the leaderboard; not 0 where trials are done and none has the metric."""
     spec = read_json(folder.path / SPEC_FILE)
     if spec is None:
         raise SweepError(f"{folder.path} holds no sweep; give --sweep_dir=DIR.")
@@ -217,7 +219,16 @@ def _report(folder: Folder, given: options.Options) -> int:
     goal = given.text.get("goal", spec["goal"])
     found = results.collect(folder, metric, goal)
     path = results.write_csv(folder, found, metric)
-    return _say(f"{results.table(found, metric)}\n{path}")
+    _say(f"{results.table(found, metric)}\n{path}")
+    done = [result for result in found if result.status == "done"]
+    if not done or any(results.has(folder.workdir(r.id), metric) for r in done):
+        return EXIT_OK
+    names = {name for r in done for name in results.names(folder.workdir(r.id))}
+    sys.stderr.write(
+        f"sweep: error: --metric={metric}: no finished trial has it."
+        f"{did_you_mean(metric, names)}\n"
+    )
+    return EXIT_FAILED
 
 
 def _emit(folder: Folder, given: options.Options) -> int:

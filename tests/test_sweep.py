@@ -268,3 +268,12 @@ def test_killed_twice_with_the_real_trainer(tmp_path):
 def num_rows(tmp_path: Path) -> int:
     tables = (tmp_path / "s/trials").glob(f"*/{results.METRICS}")
     return sum(max(0, table.read_text().count("\n") - 1) for table in tables)
+
+
+def test_a_metric_that_no_trial_has_ends_with_the_names_there_are(sweep):
+    done = sweep("--sweep.width=1,2", "--metric=evalloss", "--workers=2", code=1)
+    last = done.stderr.splitlines()[-1]
+    assert "--metric=evalloss" in last
+    assert "eval_loss" in last
+    sweep("--report", "--metric=eval_loss")
+    sweep("--report", "--metric=eval_los", code=1)

@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from configs import trial_check
 from launch import functions, options, results, sweep, trials
 from launch.folder import Folder
 from launch.planners import Halving
+from roxxel.config import arguments, resolve
+from roxxel.errors import ConfigError
 
 TOY = "--fdl_config=sweep_toy.toy"
 
@@ -129,6 +132,10 @@ WRONG = [
     ([TOY, "--sweep.a=1", "--workers=0"], ["at least 1"]),
     ([TOY, "--sweep.a=1", "--workers=-1"], ["whole number"]),
     ([TOY, "--sweep.a=1", "--workdir=x"], ["--sweep_dir"]),
+    ([TOY, "--sweep.a=1", "--gpus=a"], ["--gpus=a", "numbers", "'a'"]),
+    ([TOY, "--sweep.a=1", "--gpus=0,,1"], ["--gpus=0,,1"]),
+    ([TOY, "--sweep.a=1", "--gpus=-1"], ["--gpus=-1"]),
+    ([TOY, "--sweep.a=1", "--workers=99999999999"], ["--workers", "at most"]),
     ([TOY, "--sweep.a=1", "--goal=best"], ["--goal=best", "min or max"]),
     ([TOY, "--sweep.a=1", "--emit=pbs"], ["--emit=pbs", "slurm"]),
     ([TOY, "--sweep.a=1", "--emit=slurm", "--halving"], ["exclude each other"]),
@@ -181,6 +188,10 @@ def test_a_wrong_range_is_refused(text, tmp_path, monkeypatch, capsys):
         (["--sweep.widht=1,2"], ["--fdl.widht=1", "width"]),
         (["--sweep.width=1,2,x"], ["--fdl.width=x", "int"]),  # the last of the values
         (["--sweep_experiment=sweep_toy.tyo"], ["tyo", "toy"]),
+        (
+            ["--sweep_experiment=ssm_tiny", "--metric=evalloss"],
+            ["--metric=evalloss", "eval_loss"],
+        ),
     ],
 )
 def test_a_wrong_value_ends_before_any_trial(
@@ -196,3 +207,15 @@ def test_a_wrong_value_ends_before_any_trial(
     for words in mentions:
         assert words in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_metrics_that_a_run_tells_are_known_before():
+    flags = ["--fdl_config=ssm_tiny", "--fdl.evaluation.name=held"]
+    config = resolve.experiment(arguments.parse(flags)).config
+    for name in ("loss", "held_loss", "held_bits_per_byte", "tokens_per_sec", None):
+        trial_check.check_metric(config, name)
+    with pytest.raises(ConfigError, match="held_loss"):
+        trial_check.check_metric(config, "heldloss")
+    config.evaluation = None
+    with pytest.raises(ConfigError, match="Did you mean loss"):
+        trial_check.check_metric(config, "held_loss")
