@@ -159,3 +159,18 @@ def test_a_jax_key_is_no_seed():
     for key in (jax.random.key(0), jax.random.PRNGKey(0)):
         with pytest.raises(TypeError, match="seed must be an int"):
             order.check_seed(key)
+
+
+@given(
+    size=st.integers(1, 1 << 62),
+    seed=st.integers(-10, 1 << 70),
+    starts=st.lists(st.integers(0), min_size=1, max_size=8),
+)
+@settings(max_examples=200, deadline=None)
+def test_few_positions_go_where_many_do(size, seed, starts):
+    permutation = order.Permutation(size, seed, 3)
+    positions = np.array([start % size for start in starts], np.int64)
+    many = np.concatenate([positions, np.zeros(100, np.int64)])
+    np.testing.assert_array_equal(
+        permutation(positions), permutation(many)[: len(starts)]
+    )

@@ -44,9 +44,8 @@ opened = time.perf_counter()
 weights = {name: 1 + i for i, name in enumerate(mix)}
 stream = MixtureStream(mix, weights=weights, seq_len=4, batch_size=32)
 batch = stream.batch(row // 32)
-seconds = time.perf_counter() - start
-print(json.dumps([1e3 * seconds, anonymous() - before,
-    1e3 * (time.perf_counter() - opened)]))
+done = time.perf_counter()
+print(json.dumps([1e3 * (done - start), anonymous() - before, 1e3 * (done - opened)]))
 """
 
 

@@ -21,6 +21,8 @@ _MAX_ROWS = 1 << 62
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)  # the finalizer of splitmix64
 _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
 _SHIFT = np.uint64(32)
+_FEW = 8  # positions that are faster one by one than as arrays
+_MASK = (1 << 64) - 1
 
 
 class Permutation:
@@ -40,6 +42,9 @@ class Permutation:
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Row ids at `positions`, each in [0, size)."""
+        if len(positions) <= _FEW:
+            ids = [self._one(position) for position in positions.tolist()]
+            return np.array(ids, np.int64)
         values = self._encrypt(positions.astype(np.uint64))
         outside = np.flatnonzero(values >= self.size)
         while outside.size:
@@ -47,6 +52,19 @@ class Permutation:
             values[outside] = walked
             outside = outside[walked >= self.size]
         return values.astype(np.int64)
+
+    def _one(self, value: int) -> int:
+        """The same for one position, in Python's integers."""
+        left_size, right_size = int(self._left), int(self._right)
+        keys = [int(key) for key in self._keys]
+        while True:
+            left, right = divmod(value, right_size)
+            for i in range(0, _ROUNDS, 2):
+                left = (left + _hash(right, left_size, keys[i])) % left_size
+                right = (right + _hash(left, right_size, keys[i + 1])) % right_size
+            value = left * right_size + right
+            if value < self.size:
+                return value
 
     def _encrypt(self, values: np.ndarray) -> np.ndarray:
         """One pass of the network, a bijection of [0, a * b)."""
@@ -77,6 +95,13 @@ def _round_keys(seed: int, epoch: int) -> list[np.uint64]:
     text = f"roxxel order 1 {seed} {epoch}".encode()
     digest = hashlib.blake2b(text, digest_size=8 * _ROUNDS).digest()
     return list(np.frombuffer(digest, "<u8").astype(np.uint64))
+
+
+def _hash(source: int, modulus: int, key: int) -> int:
+    """What `_add_hash` adds, for one value."""
+    mixed = (source ^ key) * int(_MULTIPLIER_1) & _MASK
+    mixed = (mixed ^ mixed >> 32) * int(_MULTIPLIER_2) & _MASK
+    return (mixed >> 32) * modulus >> 32
 
 
 def _add_hash(
