@@ -10,7 +10,8 @@ sweep; one with more values, axes or trials extends it. To run a finished trial 
 delete its work directory.
 
 Exit codes: 0 all trials are over, none failed; 1 some failed, or none has the metric;
-2 the command line is wrong; 42 stopped by a signal after the running trials saved, start it again.
+2 the command line is wrong; 42 stopped by a signal after the running trials saved,
+start it again.
 """
 
 import importlib

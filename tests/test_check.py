@@ -58,6 +58,7 @@ def test_check_uses_no_device_builds_nothing_and_takes_little_memory(run_python)
         CHECK,
         ["--fdl_config=toy_experiments.tiny.odd_schedule", "--mode=check"],
         [*CHECK, "--devices=16"],
+        [*CHECK, "--fdl.init_from=gone"],
         [
             "--fdl_config=toy_experiments.tiny.mamba_1b",
             "--mode=check",
@@ -70,7 +71,7 @@ def test_check_uses_no_device_builds_nothing_and_takes_little_memory(run_python)
     done = run_python("-c", _PROBE.format(argvs=argvs), env=env)
     lines = done.stdout.splitlines()
     codes = [line for line in lines if line.startswith("CODE")]
-    assert codes == ["CODE 0", "CODE 0", "CODE 2", "CODE 2"], done.stderr
+    assert codes == [f"CODE {code}" for code in (0, 0, 2, 2, 2)], done.stderr
     assert "BACKENDS False" in lines
     assert "FILES []" in lines
     assert int(lines[-1].split()[1]) < 1000
@@ -340,3 +341,21 @@ def test_models_by_fragment_and_by_class(capsys):
         code, out, err = checked(capsys, f"--fdl.model={call}")
         assert (code, err) == (0, "")
         assert "total            1,024" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "mentions"),
+    [
+        (["--fdl.init_from=gone"], ["init_from='gone'", "holds no checkpoint"]),
+        (["--fdl.init_step=3"], ["init_step needs init_from"]),
+    ],
+)
+def test_the_run_to_begin_with_has_to_be_there(flags, mentions, capsys):
+    for build in (lambda: None, build_data):
+        build()
+        code, out, err = checked(capsys, *flags)
+        assert code == 2
+        for words in mentions:
+            assert words in err.splitlines()[-1]
+            assert words in out
+    assert not Path("runs").exists()

@@ -96,6 +96,7 @@ WRONG = [
     ([TOY, "--mode=chekc"], ["--mode=chekc", "check"]),
     ([TOY, "--mode=check", "--path=model"], ["--path", "explain", "graph"]),
     ([TOY, "--mode=check", "--devices=x"], ["--devices=x", "int"]),
+    ([TOY, "--mode=check", "--devices=1e99"], ["--devices=1e99", "at most"]),
     ([TOY, "--mode=check", "--memory=16XB"], ["--memory=16XB", "16GiB"]),
     ([TOY, "--memory=16GiB"], ["--memory", "--mode=check"]),
     ([TOY, "--devices"], ["--devices", "value is missing"]),

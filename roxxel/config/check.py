@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import math
 import re
+import types
 from typing import Any
 
 import fiddle as fdl
@@ -19,12 +20,17 @@ from roxxel.config import (
     check_memory,
     check_model,
     check_plan,
+    fields,
     resolve,
     scalars,
+    start,
 )
+from roxxel.config import workdir as workdir_lib
 from roxxel.errors import ConfigError
 
 ASSUMED_STEPS = 1000  # of a run whose length is not known
+MOST_DEVICES = 1 << 20
+_INITIAL = ("init_from", "init_step", "init_rules")
 _SIZE = re.compile(r"([\d.eE+_]+)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
@@ -64,10 +70,32 @@ def report(
                 model, values, mesh, limits.memory_bytes, problems=problems
             ),
         ]
+    _check_initial(found, values, line.get("workdir"), problems)
     sections.append(check_data.data(values))
     sections += check_plan.plan(values, mesh, model, problems)
     sections += [_problems(problems)] if problems else []
     return "\n\n".join(filter(None, sections)), problems
+
+
+def _check_initial(
+    found: resolve.Experiment,
+    values: abstract.Values,
+    given: str | None,
+    problems: list[str],
+) -> None:
+    """Adds a problem where the run to begin with is not there."""
+    if not set(_INITIAL) <= set(fields.names(found.config)):
+        return
+    from roxxel.train import initial
+
+    spec: Any = types.SimpleNamespace(**{name: values.get(name) for name in _INITIAL})
+    given = given or start.configured_workdir(found)
+    try:
+        initial.check_options(spec)
+        initial.check_source(spec, workdir_lib.choose(given, found.name))
+    except ConfigError as err:
+        if str(err) not in problems:
+            problems.append(str(err))
 
 
 def _without_minutes(config: fdl.Buildable) -> fdl.Buildable:
@@ -91,8 +119,10 @@ def _devices(text: str | None) -> int | None:
         number = scalars.parse_int(text)
     except scalars.MismatchError:
         number = 0
-    if number < 1:
-        raise ConfigError(f"--devices={text}: expected int, at least 1.")
+    if not 1 <= number <= MOST_DEVICES:
+        raise ConfigError(
+            f"--devices={text}: expected int, at least 1 and at most {MOST_DEVICES}."
+        )
     return number
 
 
