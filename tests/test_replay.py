@@ -256,25 +256,36 @@ def git(*command):
 
 
 def test_uncommitted_changes_are_kept(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    toy = ["--fdl_config=toy_experiments.basic.full", "--workdir=w"]
-    git("init", ".")
+    """The repository is that of the experiment, wherever the run starts."""
+    package = tmp_path / "clone" / "own_clone"
+    package.mkdir(parents=True)
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.chdir(package)
+    toy = ["--fdl_config=own_clone.toy", "--workdir=w"]
+    git("init", "..")
+    Path("toy.py").write_text(
+        "from toy_experiments import basic\n\n\ndef toy():\n    return basic.full()\n"
+    )
     Path("code.py").write_text("a = 1\n")
     git("add", ".")
     git("commit", "-m", "one")
+    assert run_info.repository("own_clone.toy.toy") == package.parent
+    assert run_info.repository("json.loads") != package.parent  # that of roxxel
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
     assert main_lib.main(toy) == 0
     clean = run_info.read("w")["git"]
     assert clean["dirty"] is False
     assert not Path("w/uncommitted.diff").exists()
-    Path("code.py").write_text("a = 2 # café\n")
-    Path("new.py").write_text("")
+    (package / "code.py").write_text("a = 2 # café\n")
+    (package / "new.py").write_text("")
     assert main_lib.main(toy) == 0
     info = run_info.read("w")["git"]
     assert (info["commit"], info["dirty"]) == (clean["commit"], True)
-    assert info["untracked"] == ["new.py"]
+    assert info["untracked"] == ["own_clone/new.py"]
     assert "+a = 2 # café" in Path("w/uncommitted.diff").read_text()
     assert len(info["diff_sha256"]) == 64
-    Path("code.py").write_text("x" * (run_info.MAX_DIFF_BYTES + 1))
+    (package / "code.py").write_text("x" * (run_info.MAX_DIFF_BYTES + 1))
     assert main_lib.main(toy) == 0
     assert not Path("w/uncommitted.diff").exists()
     assert "keeps only their SHA-256" in capsys.readouterr().err

@@ -111,9 +111,9 @@ def _check_data(built: Any, flag: str) -> None:
 def _differences(
     origin: Path, recorded: dict[str, Any], built: Any, as_text: str
 ) -> list[ingredients.Difference]:
-    now = run_info.collect(
-        argv=[], experiment="", source="", workdir="", diff=run_info.uncommitted()
-    )
+    source = str(recorded.get("source") or "")
+    diff = run_info.uncommitted(run_info.repository(source))
+    now = run_info.collect(argv=[], experiment="", source=source, workdir="", diff=diff)
     now["data"] = data_facts.of(built)
     return ingredients.compare(origin, recorded, now, as_text)
 

@@ -2,6 +2,7 @@
 
 import datetime
 import hashlib
+import importlib.util
 import json
 import os
 import platform
@@ -60,7 +61,7 @@ def collect(
         "platform": platform.platform(),
         "packages": {"roxxel": roxxel.__version__, **versions()},
         "environment": _environment(),
-        "git": git_state(diff=diff),
+        "git": git_state(repository(source), diff=diff),
     }
 
 
@@ -75,8 +76,39 @@ def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
     return found
 
 
+def repository(source: str) -> Path:
+    """The top of the git repository that tells what a run was made of.
+
+    That of the experiment's package, or else that of roxxel, or else the current one.
+
+    Args:
+      source: the dotted function that made the graph.
+    """
+    for package in (source.partition(".")[0], "roxxel"):
+        folder = _folder_of(package)
+        top = folder and _git(folder, "rev-parse", "--show-toplevel")
+        # An environment inside of a repository is no part of it.
+        if top and _git(folder, "check-ignore", "-q", str(folder)) is None:
+            return Path(top)
+    return Path.cwd()
+
+
+def _folder_of(package: str) -> Path | None:
+    """Where a package or module lies; imports nothing."""
+    try:
+        spec = importlib.util.find_spec(package) if package else None
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    folders = list(spec.submodule_search_locations or ())
+    if folders:
+        return Path(folders[0])
+    return Path(spec.origin).parent if spec.has_location and spec.origin else None
+
+
 def git_state(
-    directory: os.PathLike[str] | str = ".", *, diff: str | None = None
+    directory: os.PathLike[str] | str, *, diff: str | None = None
 ) -> dict[str, Any] | None:
     """Commit, and how files differ from it; None outside of a repository.
 
@@ -95,8 +127,12 @@ def git_state(
     return state | {"untracked": new.splitlines()[:MAX_UNTRACKED]}
 
 
-def uncommitted(directory: os.PathLike[str] | str = ".") -> str | None:
-    """What `git diff HEAD` prints; None outside of a repository."""
+def uncommitted(directory: os.PathLike[str] | str) -> str | None:
+    """What `git diff HEAD` prints; None outside of a repository.
+
+    Args:
+      directory: from `repository`.
+    """
     return _git(directory, "diff", "HEAD", "--no-ext-diff", "--no-color")
 
 

@@ -98,7 +98,7 @@ def run(
     before it. What is written into a folder that `is_new` is taken away when the run is
     refused. `extra` is added to `run.json`.
     """
-    diff = run_info.uncommitted()
+    diff = run_info.uncommitted(run_info.repository(found.source))
     info = run_info.collect(
         argv=argv,
         experiment=found.name,
