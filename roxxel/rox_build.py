@@ -30,8 +30,9 @@ examples:
   python -m roxxel.rox build books.rox --text 'books/**/*.txt'
   python -m roxxel.rox build 'owt_*.rox' --nanogpt train.bin --tokenizer tiktoken:gpt2
 
-After an interruption (kill -9, power cut) the same command with --resume goes on
-behind the shards that are finished.
+After kill -9 or a power cut the same command with --resume goes on behind the shards
+that are finished. Ctrl-C and errors remove what was made, but leave finished shards
+where --resume was given, and a side of --heldout that is complete.
 """
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{p}B": 1000**i for i, p in enumerate("kMGT", 1)}
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         data, counts = engine.run(source, options)
     except KeyboardInterrupt:
-        sys.stderr.write("roxxel.rox: interrupted; nothing half-built is left\n")
+        sys.stderr.write(f"roxxel.rox: interrupted; {_left(options)}\n")
         return _EXIT_INTERRUPTED
     except paths.ShardsExistError as err:
         sys.stderr.write(f"roxxel.rox: {_without_modes(str(err))}\n")
@@ -75,6 +76,15 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_ERROR
     _report(args.output, data, options, counts, time.monotonic() - started)
     return EXIT_OK
+
+
+def _left(options: engine.Options) -> str:
+    """What an interrupted build has left, and how to go on."""
+    output = os.fspath(options.output or "")
+    places = [splits.location(output, side) for side in options.sides]
+    if options.mode == "new" and any(paths.find(place) for place in places):
+        return "finished shards are left; the same command with --resume goes on"
+    return "nothing half-built is left"
 
 
 def _without_modes(message: str) -> str:

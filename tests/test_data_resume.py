@@ -1,6 +1,8 @@
 """Writes that were cut off: `resume=True`, a full disk, a second writer."""
 
+import contextlib
 import errno
+import itertools
 import os
 import pathlib
 import signal
@@ -271,3 +273,92 @@ def test_leftovers_under_this_process_id_do_not_block(tmp_path, expected):
     assert f"-{os.getpid()}-" in part.name
     data.write(DOCUMENTS, **OPTIONS, resume=True)
     assert contents(folder) == expected
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(errno.EMFILE, "files")])
+@pytest.mark.parametrize("name", ["link", "unlink", "open", "fsync"])
+def test_a_write_cut_off_while_it_names_a_shard(
+    tmp_path, monkeypatch, expected, name, error, is_resumed
+):
+    """Ctrl-C and a lack of files at any place: before the call and behind it."""
+    really = getattr(os, name)
+    for at in range(3, 24, 5):
+        for is_behind in (False, True):
+            folder = tmp_path / f"{at}{is_behind}"
+            folder.mkdir()
+            calls = itertools.count(1)
+
+            def call(*args, at=at, is_behind=is_behind, calls=calls, **kwargs):
+                is_now = next(calls) == at
+                if is_now and not is_behind:
+                    raise error
+                result = really(*args, **kwargs)
+                if is_now and name == "open":
+                    os.close(result)
+                if is_now:
+                    raise error
+                return result
+
+            data = Roxxel(folder / "w_*.rox")
+            with (
+                monkeypatch.context() as patch,
+                contextlib.suppress(type(error), KeyboardInterrupt),
+            ):
+                patch.setattr(os, name, call)
+                data.write(DOCUMENTS, **OPTIONS, resume=is_resumed)
+            left = contents(folder)
+            assert left.items() <= expected.items()
+            assert list(left) == list(expected)[: len(left)]
+            if not is_resumed:
+                assert not left or left == expected
+            data.write(DOCUMENTS, **OPTIONS, resume=is_resumed, mode="skip")
+            assert contents(folder) == expected
+
+
+def test_an_interrupted_cleanup_leaves_what_can_be_resumed(
+    tmp_path, monkeypatch, expected
+):
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    data = Roxxel(folder / "w_*.rox")
+    calls = itertools.count(1)
+
+    def remove_own(path, made, really=publish.remove_own):
+        if next(calls) == 4:
+            raise KeyboardInterrupt
+        really(path, made)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(publish, "remove_own", remove_own)
+        data.write(failing(40), **OPTIONS)
+    left = list(contents(folder))
+    assert len(left) > 3
+    assert left == list(expected)[: len(left)]
+    data.write(DOCUMENTS, **OPTIONS, resume=True)
+    assert contents(folder) == expected
+
+
+@pytest.mark.parametrize("mode", ["append", "overwrite"])
+def test_an_interrupted_publication_is_whole_or_not_at_all(tmp_path, monkeypatch, mode):
+    for name in ("fsync", "replace"):
+        for at in range(1, 12):
+            folder = tmp_path / f"{name}{at}"
+            data = Roxxel(folder / "w_*.rox").write([[1] * 200], **OPTIONS)
+            before = contents(folder)
+            calls = itertools.count(1)
+
+            def call(*args, at=at, calls=calls, really=getattr(os, name)):
+                if next(calls) == at:
+                    raise KeyboardInterrupt
+                return really(*args)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(os, name, call)
+                with contextlib.suppress(KeyboardInterrupt):
+                    data.write(DOCUMENTS[:10], **OPTIONS, mode=mode)
+            data.open()
+            assert all(not name.startswith(".") for name in contents(folder))
+            if contents(folder) != before:
+                stored = data.elements(0, data.num_elements)
+                assert (stored == -1).sum() == 10 + (mode == "append")

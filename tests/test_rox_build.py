@@ -1,7 +1,9 @@
 """`python -m roxxel.rox build`."""
 
+import itertools
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from roxxel import Roxxel, rox
+from roxxel.data import publish
 from tests import tiny_tokenizers as tiny
 
 
@@ -231,3 +234,25 @@ def test_a_killed_build_is_resumed_to_the_same_bytes(
         assert os.stat(f"cut/{name}").st_mtime_ns == written
     monkeypatch.setattr(sources, "_PART_BYTES", 0)  # it is not read any more
     assert "complete already" in build(capsys, "cut/x_*.rox", *args, "--resume")[1]
+
+
+@pytest.mark.parametrize("option", [None, "--resume"])
+def test_an_interrupted_build_can_go_on(option, here, capsys, monkeypatch):
+    pathlib.Path("long.txt").write_bytes(bytes(range(97, 123)) * 100_000)
+    args = ["i_*.rox", "--text", "long.txt", "--max_shard_bytes", "100kB"]
+    calls = itertools.count(1)
+
+    def sync(path, really=publish.sync_directory):
+        really(path)
+        if next(calls) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publish, "sync_directory", sync)
+        code, _, err = build(capsys, *args, *filter(None, [option]))
+    assert code == 130
+    left = sorted(name for name in os.listdir() if "i_" in name)
+    assert left == (["i_0000.rox", "i_0001.rox", "i_0002.rox"] if option else [])
+    assert ("--resume goes on" if option else "nothing half-built") in err
+    assert build(capsys, *args, *filter(None, [option]))[0] == 0
+    assert Roxxel("i_*.rox").is_complete

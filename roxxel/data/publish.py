@@ -73,11 +73,16 @@ def publish_all(target: paths.Target, parts: list, stale: list[str]) -> None:
         "stale": [os.path.basename(s) for s in stale if s not in kept],
     }
     part = part_path(target.journal)
-    with open(part, "w") as file:
-        json.dump(plan, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, target.journal)
+    try:
+        with open(part, "w") as file:
+            json.dump(plan, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, target.journal)
+    except BaseException:
+        if not os.path.lexists(target.journal):  # else it is decided
+            remove_all([part, *(p for p, _ in parts)])
+        raise
     sync_directory(target.journal)
     finish_publishing(target)
 
@@ -134,6 +139,13 @@ def remove_all(files: list[str]) -> None:
     """Removes those of `files` that are there."""
     for path in files:
         _remove(path)
+
+
+def remove_own(path: str, made: os.stat_result) -> None:
+    """Removes the file at `path` if it is the one `made`, not another writer's."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.lstat(path), made):
+            os.unlink(path)
 
 
 def sync_directory(path: str) -> None:

@@ -35,7 +35,7 @@ class ShardSink:
         self._target = target
         self._first_number = first_number
         self._publish_each = publish_each
-        self._published: list[str] = []
+        self._published: list[tuple[str, os.stat_result]] = []  # as the part was
         self._file: FileIO | None = None
         self._elements = 0  # in the shard that is open
         self._ends = array.array("q")  # of its records, where lengths differ
@@ -94,8 +94,11 @@ class ShardSink:
                 self._file.close()
         made = self.parts[len(self._stored) :]  # the others stand for finished shards
         publish.remove_all([part for part, _ in made])
-        if not self._keep_finished:
-            publish.remove_all(self._published)
+        if self._keep_finished:
+            return
+        # the last first: cut off itself, this leaves the first shards, to be resumed
+        for final, made_file in reversed(self._published):
+            publish.remove_own(final, made_file)
 
     def _next_shard(self) -> FileIO:
         if self._file is not None:
@@ -133,11 +136,13 @@ class ShardSink:
                 )
                 _write_all(file, np.frombuffer(tail, np.uint8))
                 os.fsync(file.fileno())
+            written = os.fstat(file.fileno())
         self._file = None
         if self._publish_each and number >= len(self._stored):
             part, final = self.parts[-1]
+            # noted first: it may be cut off behind giving the name
+            self._published.append((final, written))
             publish.publish_one(part, final)
-            self._published.append(final)
 
     def _pad_and_index(self) -> np.ndarray:
         """Fills up the last block; the byte where each record ends, int64."""

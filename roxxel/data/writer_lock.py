@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Generator
+from io import FileIO
 
 from roxxel.data import paths
 
@@ -18,32 +19,31 @@ def alone(target: paths.Target) -> Generator[None]:
     Raises:
         paths.ShardsExistError: Another writer, of this process or another, holds it.
     """
-    fd = _acquire(target)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(target.lock)  # before the lock goes, so that it is still ours
-        os.close(fd)
-
-
-def _acquire(target: paths.Target) -> int:
-    while True:
-        fd = os.open(target.lock, os.O_RDWR | os.O_CREAT, 0o666)
+    with _acquire(target):
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(target.lock)  # before the lock goes, so that it is still ours
+
+
+def _acquire(target: paths.Target) -> FileIO:
+    while True:
+        file = FileIO(target.lock, "ab")  # closed with the last who holds it
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as err:
-            os.close(fd)
+            file.close()
             raise paths.ShardsExistError(
                 f"{target.path(0)} and its further shards are being written by another"
                 " writer of the same data set; wait for it, stop it, or write to"
                 " another place."
             ) from err
         except OSError:
-            return fd
-        if _is_at(fd, target.lock):
-            return fd
-        os.close(fd)  # the one who held it has removed it: take part in a new one
+            return file
+        if _is_at(file.fileno(), target.lock):
+            return file
+        file.close()  # the one who held it has removed it: take part in a new one
 
 
 def _is_at(fd: int, path: str) -> bool:
