@@ -359,3 +359,9 @@ def test_the_run_to_begin_with_has_to_be_there(flags, mentions, capsys):
             assert words in err.splitlines()[-1]
             assert words in out
     assert not Path("runs").exists()
+
+
+def test_a_node_that_exits_is_a_problem(capsys):
+    flags = ["--fdl_config=toy_experiments.basic.exits_when_built", "--mode=check"]
+    assert main_lib.main(flags) == 2
+    assert "SystemExit" in capsys.readouterr().err.splitlines()[-1]

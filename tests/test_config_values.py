@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NewType, TypedDict
 
 import fiddle as fdl
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -470,3 +471,13 @@ def test_one_bad_annotation_spoils_no_other():
 def test_overrides_of_a_real_callable_with_jax_types():
     node = fdl.Config(basic.full)
     assert hints.of_field(fdl.get_callable(node), "peak") is float
+
+
+def test_functools_partial_is_a_node_of_its_own():
+    flag = "--fdl.model.activation=functools.partial(jax.nn.gelu,approximate=False)"
+    config = resolve.experiment(
+        parse(["--fdl_config=toy_experiments.basic.full", flag])
+    ).config
+    assert isinstance(config.model.activation, fdl.Partial)
+    built = fdl.build(config.model).values["activation"]
+    assert (built.func, built.keywords) == (jax.nn.gelu, {"approximate": False})

@@ -72,6 +72,26 @@ WRONG = [
     (["--fdl_config=toy_experiments.basic.full()[0](4)"], ["full()[0](4)"]),
     ([TOY, "--fiddler=shrink(dim=2)(dim=3)"], ["shrink(dim=2)(dim=3)"]),
     ([TOY, "--fdl.model.parent=toy_experiments.basic.child(x=1)()"], ["(x=1)()"]),
+    # what does something other than make a graph
+    (["--fdl_config=os.system(command='touch hacked')"], ["os.system", "standard"]),
+    (["--fdl_config=os.getpid"], ["os.getpid", "standard"]),
+    (["--fdl_config=subprocess"], ["subprocess", "standard"]),
+    (["--fdl_config=toy_experiments.parts.os.makedirs(name='x')"], ["standard"]),
+    (["--fdl_config=toy_experiments.basic.exits"], ["basic.py", "SystemExit"]),
+    ([TOY, "--fiddler=exiting_fiddler"], ["exiting_fiddler", "SystemExit"]),
+    (
+        [TOY, "--fdl.model.parent=toy_experiments.basic.exits()"],
+        ["exits", "SystemExit"],
+    ),
+    (
+        ["--fdl_config=toy_experiments.basic.exits_when_built"],
+        ["SystemExit", "parts.py"],
+    ),
+    ([TOY, "--fdl.model.untyped_none=os.system(command='touch x')"], ["os.system"]),
+    ([TOY, "--fdl.model.parent=shutil.rmtree(path='x')"], ["shutil.rmtree"]),
+    ([TOY, "--fdl.model.activation=builtins.eval('1')"], ["builtins.eval"]),
+    ([TOY, "--fdl.model.activation=functools.partial()"], ["package.function"]),
+    ([TOY, "--fdl.model.activation=functools.partial(math.sqrt, 3)"], ["math.sqrt"]),
     # words that are no flags
     ([TOY, "opt.lr=3"], ["opt.lr=3", "--fdl.opt.lr=3"]),
     ([TOY, "--opt.lr=3"], ["--opt.lr=3", "--fdl.opt.lr=3"]),

@@ -147,7 +147,7 @@ class _Maker:
             if missing:
                 return Unknown(missing[0].reason, _arguments(node))
             value = fdl.build(node)
-        except Exception as err:
+        except imports.FAILURES as err:
             return self._failed(err, path, text.show_target(node))
         if isinstance(value, Roxxel):
             return self._found(value, path)
@@ -160,7 +160,7 @@ class _Maker:
             return self._failed(err, path, "data set")
         return dataset
 
-    def _failed(self, error: Exception, path: str, target: str) -> Unknown:
+    def _failed(self, error: BaseException, path: str, target: str) -> Unknown:
         base = getattr(error, "proxy_base_exception", error)
         if isinstance(base, NotBuiltError):
             if not base.is_used:
@@ -215,7 +215,7 @@ def _makes_data(node: fdl.Buildable) -> bool:
 def _is_there(node: fdl.Buildable) -> bool:
     try:
         fdl.build(node)
-    except Exception as err:
+    except imports.FAILURES as err:
         base = getattr(err, "proxy_base_exception", err)
         return not isinstance(base, NotBuiltError)
     return True

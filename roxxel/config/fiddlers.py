@@ -114,7 +114,7 @@ def _call(
         return function(root, **arguments)
     except ConfigError as err:
         raise ConfigError(f"{flag}: {err}") from err
-    except Exception as err:
+    except imports.FAILURES as err:
         where = imports.location(err, within=imports.file_of(function))
         message = f"{flag}: failed at {where}: {imports.one_line(err)}"
         raise ConfigError(message) from err

@@ -3,8 +3,10 @@
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
+import sysconfig
 import traceback
 from types import ModuleType
 from typing import Any
@@ -12,6 +14,10 @@ from typing import Any
 from roxxel.errors import ConfigError
 
 _TRAIN_EXTRA = {"fiddle", "flax", "jax", "jaxlib", "optax", "orbax"}
+
+
+# What a function of a graph may raise: `sys.exit()` there says nothing about a run.
+FAILURES = (Exception, SystemExit)
 
 
 class BrokenModuleError(ConfigError):
@@ -49,6 +55,21 @@ def exists(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         return False
+
+
+def is_standard(module: str) -> bool:
+    """Whether a module is of Python's standard library, and no file called like one."""
+    first = module.partition(".")[0]
+    if first not in sys.stdlib_module_names:
+        return False
+    try:
+        spec = importlib.util.find_spec(first)
+    except (ImportError, ValueError):
+        return True
+    if spec is None or not spec.has_location or not spec.origin:
+        return True
+    paths = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    return any(os.path.dirname(spec.origin).startswith(path) for path in paths)
 
 
 def load(name: str) -> ModuleType:

@@ -41,6 +41,8 @@ def experiment(name: str) -> Located:
         if entry is not None:
             return Located(entry.name, entry.function)
         _import_same_named(name)
+    if imports.is_standard(name):
+        raise ConfigError(_standard(name))
     try:
         module, rest = imports.load_longest(name)
     except imports.MissingNameError as err:
@@ -103,7 +105,16 @@ def _in_module(module: ModuleType, rest: list[str], name: str) -> Located:
             f"--fdl_config={name} is of type {type(value).__name__}; expected a "
             "function that returns a fdl.Config."
         )
+    if imports.is_standard(str(getattr(value, "__module__", None) or "")):
+        raise ConfigError(_standard(name))
     return Located(registry.name_of(value), value)
+
+
+def _standard(name: str) -> str:
+    return (
+        f"--fdl_config={name}: {name} is of Python's standard library, no experiment."
+        f"{suggest.did_you_mean(name, discover.names())}"
+    )
 
 
 def _registered_as(module: ModuleType, rest: list[str]) -> registry.Entry | None:

@@ -14,6 +14,7 @@ from roxxel.config import (
     abstract,
     data_facts,
     failures,
+    imports,
     minutes,
     record,
     resolve,
@@ -57,7 +58,13 @@ def build(found: resolve.Experiment) -> Any:
     """
     abstract.check_before_building(found.config)
     with _explained(found):
-        built = fdl.build(found.config)
+        try:
+            built = fdl.build(found.config)
+        except SystemExit as err:
+            where = imports.location(err)
+            raise ConfigError(
+                f"{found.name}: failed at {where}: {imports.one_line(err)}"
+            ) from err
     check_runs(type(built), found.name)
     return built
 

@@ -1,5 +1,6 @@
 """Functions, classes and sub-graphs by name: `jax.nn.gelu`, `configs.models.x(d=8)`."""
 
+import dataclasses
 import functools
 import inspect
 import sys
@@ -15,6 +16,8 @@ from roxxel.errors import ConfigError
 
 # Where a name without dots is looked up, after the module of the current value.
 SHORT_NAME_MODULES = ("jax.nn", "optax", "jax.numpy")
+# Modules of the standard library that make values and do nothing else.
+_VALUE_MODULES = ("collections", "datetime", "decimal", "fractions", "math", "pathlib")
 
 
 def is_call(text: str) -> bool:
@@ -140,7 +143,52 @@ def _subgraph(call: calls.Call, kind: type[fdl.Buildable]) -> Any:
         )
     if _is_fragment(target):
         return _call_fragment(target, call)
-    return kind(target, **bind(target, call))
+    if target is functools.partial:
+        return _partial(call)
+    _check_may_be_called(target, call.name)
+    return _node(kind, target, bind(target, call), call.name)
+
+
+def _partial(call: calls.Call) -> fdl.Buildable:
+    """`functools.partial(function, ...)` as a node whose fields can be changed."""
+    word, *args = call.args or [""]
+    if not calls.is_dotted_name(word):
+        raise MismatchError("functools.partial(package.function, arg=1)")
+    target = _lookup(word, None)
+    if not callable(target):
+        raise MismatchError(
+            "a function or class", f"{word} is of type {_kind(target)}."
+        )
+    inner = dataclasses.replace(call, name=word, args=tuple(args))
+    return _node(fdl.Partial, target, bind(target, inner), word)
+
+
+def _node(
+    kind: type[fdl.Buildable], target: Any, arguments: dict[str, Any], name: str
+) -> fdl.Buildable:
+    try:
+        return kind(target, **arguments)
+    except (TypeError, ValueError) as err:  # fiddle cannot hold such arguments
+        raise ConfigError(
+            f"{name} cannot be configured: {imports.one_line(err)}"
+        ) from err
+
+
+def _check_may_be_called(target: Any, name: str) -> None:
+    """Of the standard library only what makes values is called for a field."""
+    home = str(getattr(target, "__module__", None) or "")
+    if not imports.is_standard(home):
+        return
+    if home == "builtins":
+        okay = isinstance(target, type) and target is not type
+    else:
+        okay = home.partition(".")[0] in _VALUE_MODULES
+    if not okay:
+        raise MismatchError(
+            "a function or class of a package",
+            f"{name} is of Python's standard library; of it only "
+            f"{', '.join(_VALUE_MODULES)} are called.",
+        )
 
 
 def _call_fragment(function: Any, call: calls.Call) -> Any:
@@ -149,7 +197,7 @@ def _call_fragment(function: Any, call: calls.Call) -> Any:
         return function(**arguments)
     except ConfigError:
         raise
-    except Exception as err:
+    except imports.FAILURES as err:
         where = imports.location(err)
         message = f"{call.name} failed at {where}: {imports.one_line(err)}"
         raise ConfigError(message) from err

@@ -1,5 +1,7 @@
 """Experiments that need neither jax nor a device."""
 
+import sys
+
 import fiddle as fdl
 
 import roxxel
@@ -92,3 +94,15 @@ def bad_fiddler(config: fdl.Buildable) -> None:
 
 
 not_a_function = 5
+
+
+def exits() -> fdl.Config:
+    sys.exit(0)
+
+
+def exits_when_built() -> fdl.Config:
+    return fdl.Config(parts.Job, model=fdl.Config(parts.exits))
+
+
+def exiting_fiddler(config: fdl.Buildable) -> None:
+    sys.exit(0)
