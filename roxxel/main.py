@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         if code is None:
             return errors.EXIT_ERROR
-        say.lines(failures.lines(str(err), code))
+        say.lines(failures.lines(failures.printable(str(err), argv), code))
         return code
 
 
@@ -60,6 +60,10 @@ def _mode(line: arguments.CommandLine) -> str:
     if mode not in options.MODES:
         known = suggest.did_you_mean(mode, options.MODES, what="modes")
         raise errors.ConfigError(f"--mode={mode}: there is no such mode.{known}")
+    if line.on("print_config") and line.get("mode") not in (None, "train"):
+        raise errors.ConfigError(
+            f"--print_config and --mode={mode} exclude each other."
+        )
     for name, option in options.OPTIONS.items():
         if option.modes and mode not in option.modes and line.has(name):
             owners = " and ".join(f"--mode={owner}" for owner in option.modes)

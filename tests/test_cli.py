@@ -8,10 +8,11 @@ from xml.etree import ElementTree
 import pytest
 
 from roxxel import main as main_lib
-from roxxel.config import run_info
+from roxxel.config import failures, run_info
 
 TOY = "--fdl_config=toy_experiments.basic.full"
 TESTS = Path(__file__).parent
+DIFF = "uncommitted.diff"  # of the repository that the tests are in, if there is one
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_work_directory_holds_what_the_run_was(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     flags = [TOY, "--fdl.model.name=a b", "--workdir=my run"]
     assert main_lib.main(flags) == 0
-    names = sorted(path.name for path in Path("my run").iterdir())
+    names = sorted({path.name for path in Path("my run").iterdir()} - {DIFF})
     assert names == ["config.json", "config.txt", "ran.txt", "run.json"]
     info = run_info.read("my run")
     assert info["argv"] == flags
@@ -247,11 +248,18 @@ def test_installed_package_advertises_experiments(tmp_path, monkeypatch, capsys)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
     (info / "entry_points.txt").write_text(
         "[roxxel.experiments]\nadvertised = toy_experiments.single:make\n"
+        "ssm_tiny = toy_experiments.single:make\nlost = no_such_module:make\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert main_lib.main(["--fdl_config=advertised", "--print_config"]) == 0
     assert main_lib.main(["--fdl_config=advertise"]) == 2
     assert "Did you mean advertised?" in capsys.readouterr().err
+    assert main_lib.main(["--fdl_config=ssm_tiny", "--print_config"]) == 0
+    note = capsys.readouterr().err
+    assert "theirs (toy_experiments.single:make) is not used" in note
+    assert main_lib.main(["--fdl_config=lost"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "lost = no_such_module:make of the package theirs" in last
 
 
 def test_flags_may_be_followed_by_their_value(tmp_path, monkeypatch):
@@ -356,3 +364,9 @@ def test_missing_fiddle_names_the_extra(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "fiddle", None)
     assert main_lib.main([TOY]) == 2
     assert "pip install 'roxxel[train]'" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_long_error_ends_in_a_short_line():
+    *details, last = failures.lines("x" * 5000)
+    assert details == ["x" * 5000]
+    assert len(last) < 1100

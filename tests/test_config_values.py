@@ -481,3 +481,21 @@ def test_functools_partial_is_a_node_of_its_own():
     assert isinstance(config.model.activation, fdl.Partial)
     built = fdl.build(config.model).values["activation"]
     assert (built.func, built.keywords) == (jax.nn.gelu, {"approximate": False})
+
+
+class Sizes(TypedDict):
+    width: int
+
+
+def test_a_typed_dict_takes_its_own_keys_only():
+    assert values.parse("{width: 3}", Sizes) == {"width": 3}
+    with pytest.raises(MismatchError) as caught:
+        values.parse("{widht: 3}", Sizes)
+    assert "Did you mean width?" in caught.value.advice
+
+
+def test_elements_that_are_containers_need_brackets():
+    assert values.parse("[1,2],[3]", list[list[int]]) == [[1, 2], [3]]
+    with pytest.raises(MismatchError) as caught:
+        values.parse("1,2", list[list[int]])
+    assert "brackets" in caught.value.advice

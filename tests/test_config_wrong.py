@@ -72,6 +72,11 @@ WRONG = [
     (["--fdl_config=toy_experiments.basic.full()[0](4)"], ["full()[0](4)"]),
     ([TOY, "--fiddler=shrink(dim=2)(dim=3)"], ["shrink(dim=2)(dim=3)"]),
     ([TOY, "--fdl.model.parent=toy_experiments.basic.child(x=1)()"], ["(x=1)()"]),
+    ([TOY, "--print_config", "--mode=check"], ["--print_config", "--mode=check"]),
+    ([TOY, f"--workdir={__file__}/a\nb\x1b"], ["a\\nb\\x1b"]),
+    ([TOY, "--fdl.model.dim=a\nb"], ["model.dim", "int"]),
+    ([TOY, "--fdl.model.activation=jax.nn.geluu"], [" jax.nn has no 'geluu'"]),
+    ([TOY, "--fdl.model.layers=[[1],[2]]"], ["model.layers", "int"]),
     # what does something other than make a graph
     (["--fdl_config=os.system(command='touch hacked')"], ["os.system", "standard"]),
     (["--fdl_config=os.getpid"], ["os.getpid", "standard"]),

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from roxxel.config import hints, scalars
+from roxxel.config import hints, scalars, suggest
 from roxxel.config.scalars import NOTHING, MismatchError
 
 Parser = Callable[[str, Any, Any], Any]
@@ -44,12 +44,20 @@ def parse(text: str, hint: Any, current: Any, parse_element: Parser) -> Any:
         return _parse_mapping(text, hint, current, parse_element)
     words = split(_without_brackets(text, hint))
     elements = _element_hints(hint, current, len(words))
+    for word, element in zip(words, elements, strict=True):
+        if is_container(element) and word[:1] not in _OPEN and not _is_value(word):
+            raise MismatchError(hints.show(hint), f"Put brackets around {word!r}.")
     held = list(current) if isinstance(current, (tuple, list)) else []
     values = [
         parse_element(word, element, held[index] if index < len(held) else NOTHING)
         for index, (word, element) in enumerate(zip(words, elements, strict=True))
     ]
     return _finish(kind, values, current)
+
+
+def _is_value(word: str) -> bool:
+    """Whether a word says something else than the elements of a container."""
+    return scalars.is_none(word) or word.endswith(")")
 
 
 def element_hint(hint: Any, key: Any) -> Any:
@@ -176,9 +184,18 @@ def _parse_mapping(text: str, hint: Any, current: Any, parse_element: Parser) ->
         key = (
             parse_element(key_text, args[0], NOTHING) if args else _plain_key(key_text)
         )
+        if typing.is_typeddict(hint):
+            _check_key(hint, key)
         element = element_hint(hint, key)
         result[key] = parse_element(value_text, element, held.get(key, NOTHING))
     return result
+
+
+def _check_key(hint: Any, key: Any) -> None:
+    known = typing.get_type_hints(hint)
+    if key not in known:
+        close = suggest.did_you_mean(str(key), known, what="keys").strip()
+        raise MismatchError(hints.show(hint), f"There is no key {key!r}. {close}")
 
 
 def _split_pair(part: str, hint: Any) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from roxxel.config import imports, registry
+from roxxel.errors import ConfigError
 
 DEFAULT_PACKAGE = "experiments"
 ENTRY_POINT_GROUP = "roxxel.experiments"
@@ -95,9 +96,30 @@ def of_module(module: ModuleType) -> list[registry.Entry]:
     ]
 
 
+def shadowed(name: str, function: Callable[..., Any]) -> list[str]:
+    """Remarks on entry points called `name` that lead to another function."""
+    module = getattr(function, "__module__", "")
+    return [
+        f"{name} is {module}.{name}; the experiment of that name of the package "
+        f"{_package_of(point)} ({point.value}) is not used."
+        for point in metadata.entry_points(group=ENTRY_POINT_GROUP, name=name)
+        if point.value.partition(":")[0] != module
+    ]
+
+
+def _package_of(point: metadata.EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else "unknown"
+
+
 def _from_entry_point(name: str) -> registry.Entry | None:
     for point in metadata.entry_points(group=ENTRY_POINT_GROUP, name=name):
-        value = imports.symbol(point.value.replace(":", "."))
+        try:
+            value = imports.symbol(point.value.replace(":", "."))
+        except ConfigError as err:
+            raise ConfigError(
+                f"the entry point {name} = {point.value} of the package "
+                f"{_package_of(point)} leads nowhere: {err}"
+            ) from err
         entry = registry.find(name)
         return entry or registry.Entry(name, value)
     return None

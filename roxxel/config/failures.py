@@ -1,12 +1,13 @@
 """Errors of a run as an exit code and the few lines that a person needs."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from roxxel import errors
 from roxxel.config import imports
 
 MAX_LINES = 18  # of detail before the line that names the error
+MAX_LENGTH = 1000  # of the line that names the error
 PREFIX = "roxxel: error:"
 
 # Raised while objects are built, these mean that the configuration is wrong.
@@ -25,6 +26,21 @@ def exit_code(error: BaseException) -> int | None:
     return code if isinstance(code, int) and not isinstance(code, bool) else None
 
 
+def printable(message: str, argv: Sequence[str]) -> str:
+    """The message with control characters of the command line's values escaped.
+
+    A line break in a value would otherwise split the line that says what is wrong.
+    """
+    for word in argv:
+        for part in (word, word.partition("=")[2].strip()):
+            if part and not part.isprintable():
+                escaped = "".join(
+                    c if c.isprintable() else ascii(c)[1:-1] for c in part
+                )
+                message = message.replace(part, escaped)
+    return message
+
+
 def lines(message: str, code: int = errors.EXIT_CONFIG) -> list[str]:
     """The message as lines for stderr: details first, last the line that matters."""
     given = [line.rstrip() for line in message.strip().splitlines() if line.strip()]
@@ -32,6 +48,9 @@ def lines(message: str, code: int = errors.EXIT_CONFIG) -> list[str]:
     if len(details) > MAX_LINES:
         left = len(details) - MAX_LINES + 1
         details = [*details[: MAX_LINES - 1], f"... and {left} more lines"]
+    if len(first) > MAX_LENGTH:  # the whole of it above
+        details = [*details, first]
+        first = f"{first[: MAX_LENGTH - 22]}... (the whole is above)"
     if code != errors.EXIT_CONFIG:
         first = f"{first} (exit code {code})"
     return [*details, f"{PREFIX} {first}"]

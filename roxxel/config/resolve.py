@@ -10,6 +10,7 @@ import fiddle as fdl
 from roxxel.config import (
     arguments,
     calls,
+    discover,
     fiddlers,
     fields,
     graph,
@@ -73,7 +74,8 @@ def from_name(text: str) -> Experiment:
     located = locate.experiment(call.name)
     config = _made(located, call, flag)
     module = inspect.unwrap(located.function).__module__
-    return Experiment(located.name, located.dotted, config, module)
+    notes = [] if "." in call.name else discover.shadowed(call.name, located.function)
+    return Experiment(located.name, located.dotted, config, module, notes)
 
 
 def apply(found: Experiment, directives: list[arguments.Directive]) -> None:

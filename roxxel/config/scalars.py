@@ -44,7 +44,9 @@ class MismatchError(ValueError):
     @property
     def advice(self) -> str:
         """The hint as a sentence to append, or nothing."""
-        return f" {self.hint[0].upper()}{self.hint[1:]}" if self.hint else ""
+        first = self.hint.partition(" ")[0]  # a dotted name stays as it is
+        start = self.hint[:1] if "." in first else self.hint[:1].upper()
+        return f" {start}{self.hint[1:]}" if self.hint else ""
 
 
 def unquote(text: str) -> str:

@@ -22,7 +22,7 @@ def did_you_mean(name: str, options: Iterable[str], *, what: str = "available") 
         return f" Did you mean {' or '.join(matches)}?"
     if not options:
         return ""
-    return f" {what.capitalize()}: {listing(options)}."
+    return f" {what[0].upper()}{what[1:]}: {listing(options)}."
 
 
 def listing(options: Iterable[str]) -> str:
