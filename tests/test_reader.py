@@ -1,6 +1,7 @@
 """Reading: records, elements and rows of many shards; resources; far offsets."""
 
 import concurrent.futures
+import os
 import pathlib
 import pickle
 import struct
@@ -182,8 +183,48 @@ def test_a_pickled_data_set_reads_the_same(three):
 def test_a_file_that_changed_since_it_was_opened_is_refused(three):
     three.open()
     Roxxel(three.shards[1]).write([[1]], mode="overwrite")
-    with pytest.raises(ShardFormatError, match=r"s_1\.rox: .* when it was opened"):
+    with pytest.raises(ShardFormatError, match=r"s_1\.rox changed since it was open"):
         three.elements(0, 30)
+
+
+@pytest.mark.parametrize("verify", [None, "lazy"])
+@pytest.mark.parametrize("how", ["overwrite", "copy", "in place"])
+def test_old_and_new_data_of_equal_size_are_not_mixed(tmp_path, verify, how):
+    def write(value):
+        content = [np.full(1000, value, np.int32)]
+        sizes = {"block_size": 256, "max_shard_bytes": 1400}
+        return Roxxel(tmp_path / "x_*.rox").write(content, mode="overwrite", **sizes)
+
+    def write_again(files):
+        for path, raw in files.items():
+            if how == "copy":
+                os.unlink(path)
+            pathlib.Path(path).write_bytes(raw)
+            os.utime(path, ns=(0, 0))
+
+    shards = write(2).shards
+    files = {path: pathlib.Path(path).read_bytes() for path in shards}
+    write(1)
+    opened = Roxxel(tmp_path / "x_*.rox", verify=verify).open()
+    assert opened[0].tolist() == [1] * 64  # its file is mapped, and stays that
+    if how == "overwrite":
+        write(2)
+    else:
+        write_again(dict(list(files.items())[how == "in place" :]))
+    assert opened[1].tolist() == [1] * 64
+    stop = opened.num_elements
+    for read in (
+        lambda: opened.elements(0, stop),
+        lambda: opened[-1],
+        lambda: opened.rows(range(10), 100),
+        lambda: next(iter(opened.stream(10, 100))),
+    ):
+        with pytest.raises(ShardFormatError, match="changed since it was opened"):
+            read()
+    new = pickle.loads(pickle.dumps(opened))
+    opened.close()
+    for data in (new, opened):
+        assert np.unique(data.elements(500, stop)).tolist() == [2]
 
 
 def test_fingerprints_name_the_data_not_the_place(tmp_path):

@@ -85,7 +85,7 @@ def read_sums(shard: rox_format.Shard) -> np.ndarray:
         ShardFormatError: They are damaged themselves.
     """
     begin, size = shard.sections["sums"]
-    with open(shard.path, "rb", buffering=0) as file:
+    with rox_format.open_again(shard) as file:
         raw = os.pread(file.fileno(), size, begin)
     if digest(raw) != shard.extension["sums"]["digest"]:
         raise ShardFormatError(
@@ -146,7 +146,7 @@ def _damaged(shard: rox_format.Shard, sums: np.ndarray) -> Iterator[np.ndarray]:
     """Whether each span is damaged, bool [spans], a piece of the payload at a time."""
     span = shard.extension["sums"]["span_bytes"]
     at_once = max(1, _READ_BYTES // span)
-    with open(shard.path, "rb", buffering=0) as file:
+    with rox_format.open_again(shard) as file:
         for first in range(0, len(sums), at_once):
             size = min(at_once * span, shard.payload_bytes - first * span)
             raw = np.frombuffer(os.pread(file.fileno(), size, first * span), np.uint8)

@@ -31,7 +31,7 @@ def fingerprint(shards: list[rox_format.Shard]) -> str:
 def _sample(shard: rox_format.Shard, places: int) -> bytes:
     """Bytes at `places` equal distances, the first and the last of the payload too."""
     room = max(0, shard.payload_bytes - _PLACE_BYTES)
-    with open(shard.path, "rb", buffering=0) as file:
+    with rox_format.open_again(shard) as file:
         return b"".join(
             os.pread(
                 file.fileno(),

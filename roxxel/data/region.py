@@ -15,7 +15,6 @@ import numpy as np
 
 from roxxel.data import rox_format
 from roxxel.data.drop_behind import DropBehind
-from roxxel.errors import ShardFormatError
 
 _MAP_FIXED = 0x10  # the same on Linux and macOS
 
@@ -51,7 +50,7 @@ class Region:
         """Maps shard `k` if it is not mapped yet.
 
         Raises:
-            ShardFormatError: The file changed its size since it was opened.
+            ShardFormatError: The file changed since it was opened.
         """
         if self._is_mapped[k]:
             return
@@ -89,17 +88,9 @@ class Region:
             self._memory.madvise(mmap.MADV_WILLNEED, begin, end - begin)
 
     def _map_file(self, shard: rox_format.Shard, offset: int) -> None:
-        fd = os.open(shard.path, os.O_RDONLY)
-        try:
-            size = os.fstat(fd).st_size
-            if size != shard.file_bytes:
-                raise ShardFormatError(
-                    f"{shard.path}: {size} bytes, expected the {shard.file_bytes} bytes"
-                    " that it had when it was opened; open the data set again."
-                )
-            _map_fixed(self._base + offset, size, fd, shard.path)
-        finally:
-            os.close(fd)
+        size = shard.file_bytes
+        with rox_format.open_again(shard) as file:
+            _map_fixed(self._base + offset, size, file.fileno(), shard.path)
         # rows lie anywhere: reading ahead of a fault would fetch what nobody wants
         self._memory.madvise(mmap.MADV_RANDOM, offset, size)
 

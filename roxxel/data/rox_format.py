@@ -15,6 +15,7 @@ of the payload and the footer at the end of the file, so it is invisible to them
 import dataclasses
 import os
 import struct
+from io import FileIO
 
 import numpy as np
 
@@ -36,7 +37,8 @@ class Shard:
 
     `elements` counts valid elements (padding excluded), `records` the records in the
     index, `extension` is the JSON body, empty for files without one. `sections` gives
-    first byte and bytes of every binary section in the file.
+    first byte and bytes of every binary section in the file. `version` tells the file
+    from one that takes its place: its inode and when it was written, in ns.
     """
 
     path: str
@@ -47,6 +49,30 @@ class Shard:
     elements: int
     extension: dict
     sections: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    version: tuple[int, int] | None = None
+
+
+def open_again(shard: Shard) -> FileIO:
+    """The file of `shard` for reading, which is still the one that was parsed.
+
+    Raises:
+        ShardFormatError: It was replaced or written to since.
+        FileNotFoundError: It is gone.
+    """
+    file = FileIO(shard.path)
+    try:
+        stat = os.fstat(file.fileno())
+        is_same = shard.version in (None, _version(stat))
+        if stat.st_size != shard.file_bytes or not is_same:
+            raise ShardFormatError(
+                f"{shard.path} changed since it was opened: it has {stat.st_size} bytes"
+                f" now and had {shard.file_bytes}, or is another file; open the data"
+                " set again."
+            )
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def item_shape(shard: Shard) -> tuple[int | None, ...]:
@@ -74,7 +100,9 @@ def map_index(shard: Shard) -> np.ndarray:
     """End offsets of the records of `shard`, int64 [records], mapped."""
     if not shard.records:
         return np.empty(0, np.int64)
-    return np.memmap(shard.path, "<i8", "r", shard.payload_bytes, (shard.records,))
+    with open_again(shard) as file:
+        shape = (shard.records,)
+        return np.memmap(file, "<i8", "r", shard.payload_bytes, shape)  # pyrefly: ignore
 
 
 def read_shard(path: str | os.PathLike) -> Shard:
@@ -90,13 +118,18 @@ def read_shard(path: str | os.PathLike) -> Shard:
         return _Parser(path, file.fileno()).parse()
 
 
+def _version(stat: os.stat_result) -> tuple[int, int]:
+    return stat.st_ino, stat.st_mtime_ns
+
+
 class _Parser:
     """Reads one shard's tail; every size is checked against the file's before use."""
 
     def __init__(self, path: str, fd: int):
         self._path = path
         self._fd = fd
-        self._size = os.fstat(fd).st_size
+        stat = os.fstat(fd)
+        self._size, self._version = stat.st_size, _version(stat)
         self._tail = os.pread(
             fd, min(self._size, _TAIL_BYTES), max(0, self._size - _TAIL_BYTES)
         )
@@ -197,6 +230,7 @@ class _Parser:
             dtype=dtype,
             elements=elements,
             extension=extension,
+            version=self._version,
         )
 
     def _error(self, what: str) -> ShardFormatError:
