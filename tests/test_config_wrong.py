@@ -77,6 +77,10 @@ WRONG = [
     ([TOY, "--fdl.model.dim=a\nb"], ["model.dim", "int"]),
     ([TOY, "--fdl.model.activation=jax.nn.geluu"], [" jax.nn has no 'geluu'"]),
     ([TOY, "--fdl.model.layers=[[1],[2]]"], ["model.layers", "int"]),
+    (["--fdl_config=ssm-tiny"], ["Did you mean ssm_tiny"]),
+    (["--fdl_config='ssm_tiny'"], ["Did you mean ssm_tiny"]),
+    (["--fdl_config=ssm_tiny.py"], ["Did you mean ssm_tiny"]),
+    (["--fdl_config=experiments/ssm_tiny.py"], ["Did you mean ssm_tiny"]),
     # what does something other than make a graph
     (["--fdl_config=os.system(command='touch hacked')"], ["os.system", "standard"]),
     (["--fdl_config=os.getpid"], ["os.getpid", "standard"]),

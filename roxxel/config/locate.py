@@ -159,6 +159,8 @@ def _no_such(name: str) -> str:
         text += "or among the installed packages."
         if suggest.close_matches(first, [discover.DEFAULT_PACKAGE]):
             return f"{text} Did you mean {discover.DEFAULT_PACKAGE}.{rest}?"
+        if rest == "py" and suggest.close_matches(first, options):
+            return text + suggest.did_you_mean(first, options)
         dotted = [f"{discover.DEFAULT_PACKAGE}.{option}" for option in options]
         return text + suggest.did_you_mean(name, dotted)
     text = f"--fdl_config={name}: there is no experiment {name!r}; looked in "

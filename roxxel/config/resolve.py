@@ -70,12 +70,19 @@ def from_name(text: str) -> Experiment:
     try:
         call = calls.parse(text)
     except ConfigError as err:
-        raise ConfigError(f"--fdl_config: {err}") from err
+        raise ConfigError(f"--fdl_config: {err}{_meant(text)}") from err
     located = locate.experiment(call.name)
     config = _made(located, call, flag)
     module = inspect.unwrap(located.function).__module__
     notes = [] if "." in call.name else discover.shadowed(call.name, located.function)
     return Experiment(located.name, located.dotted, config, module, notes)
+
+
+def _meant(text: str) -> str:
+    """A name close to what is no name: `ssm-tiny`, `'ssm_tiny'`, `ssm_tiny.py`."""
+    word = text.strip("'\" ").removesuffix(".py").rpartition("/")[2].partition("(")[0]
+    close = suggest.close_matches(word.replace("-", "_"), discover.names())
+    return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
 def apply(found: Experiment, directives: list[arguments.Directive]) -> None:
