@@ -32,7 +32,10 @@ class Roxxel:
 
     Args:
         filepath: Where the shards are and where `write` puts them. `*` stands for the
-            number of a shard, both ways; shards are ordered by number.
+            number of a shard, both ways; shards are ordered by number. Where no file
+            has only digits for `*`, and in a folder, files whose names differ in their
+            last number only are one data set, and so are files without numbers;
+            several data sets are refused. A list of files is read as it is.
         verify: "lazy" compares every block with its checksum when it is first read
             and raises `ShardFormatError` where it is damaged. None reads it as it is.
         drop_behind: Page cache of rows that were read is given back, so that data
@@ -138,6 +141,7 @@ class Roxxel:
 
         Raises:
             paths.MissingShardsError: There are no shards.
+            ConfigError: The path names several data sets.
             ShardFormatError: A file is no complete shard; names it.
         """
         self._opened()

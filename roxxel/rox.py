@@ -1,6 +1,7 @@
 """`.rox` files on the command line: `python -m roxxel.rox info|verify|head|build`.
 
-A PATH is a file, a quoted pattern such as 'wiki_*.rox' or a folder. Exit codes: 0 fine,
+A PATH is a file, a quoted pattern such as 'wiki_*.rox' or a folder, whose data sets are
+shown apart. Exit codes: 0 fine,
 1 faults found by verify or a build that could not go on, 2 nothing readable there or
 wrong arguments.
 """
@@ -82,8 +83,13 @@ def _count(text: str) -> int:
     return number
 
 
+def _data_sets(args: argparse.Namespace) -> list[str]:
+    """The paths given; one that names several data sets as these, apart."""
+    return [place for path in args.path for place in paths.apart(path)]
+
+
 def _info(args: argparse.Namespace) -> int:
-    for path in args.path:
+    for path in _data_sets(args):
         with Roxxel(path) as data:
             _write_facts(path, data)
     return EXIT_OK
@@ -123,7 +129,7 @@ def _write_facts(path: str, data: Roxxel) -> None:
 
 def _verify(args: argparse.Namespace) -> int:
     faults = 0
-    for path in args.path:
+    for path in _data_sets(args):
         faults += _verify_path(path)
     return EXIT_ERROR if faults else EXIT_OK
 
@@ -155,7 +161,10 @@ def _verify_path(path: str) -> int:
 
 
 def _head(args: argparse.Namespace) -> int:
-    for path in args.path:
+    places = _data_sets(args)
+    for path in places:
+        if len(places) > len(args.path):
+            _write(path)
         with Roxxel(path) as data:
             if args.text and data.dtype != np.uint8:
                 raise ConfigError(f"{path} holds {data.dtype.name}, --text needs uint8")

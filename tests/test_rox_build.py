@@ -126,7 +126,7 @@ def test_what_is_there_is_kept_unless_asked(here, capsys):
 @pytest.mark.parametrize(
     ("args", "match"),
     [
-        ([], "the following arguments are required: OUTPUT"),
+        ([], "OUTPUT comes first"),
         (["x.rox"], "one of the arguments --text --jsonl --parquet"),
         (["x.rox", "--text"], "--text: expected at least one argument"),
         (["x.rox", "--text", "a.txt", "--jsonl", "a"], "not allowed with argument"),

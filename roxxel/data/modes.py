@@ -50,6 +50,10 @@ def write(
     if is_resumed or mode == "skip":
         existing = paths.find(location)
         is_settled = not os.path.exists(target.journal)
+        if isinstance(location, str) and paths.is_pattern(
+            location
+        ):  # or others are taken for this data set
+            _check_names(target, existing)
         if existing and is_settled and is_complete(read_shards(existing)):
             return  # also where nothing may be written
     with writer_lock.alone(target):

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 
+from roxxel.data import series
 from roxxel.errors import ConfigError
 
 _DIGITS = re.compile(r"(\d+)")
@@ -74,13 +75,50 @@ def find(location: str | Sequence[str]) -> list[str]:
 
     A list is taken as it is; a pattern's matches and a folder's `*.rox` files are
     sorted by number; `name.rox` that does not exist stands for `name_<number>.rox`.
+
+    `*` stands for the number of a shard: where files have only digits there, they are
+    the data set. Else all that match are, if their names differ in their last number
+    only, or none has one.
+
+    Raises:
+        ConfigError: The files are of several data sets; names them.
     """
     if not isinstance(location, str):
         return list(location)
-    if is_pattern(location):
-        return sorted(glob.glob(_escaped(location)), key=natural_key)
+    groups = _groups(location)
+    if len(groups) > 1:
+        raise ConfigError(series.message(location, groups))
+    return groups.get(location, [])
+
+
+def apart(location: str) -> list[str]:
+    """Locations of the data sets at `location`: itself where it is but one."""
+    groups = _groups(location)
+    return list(groups) if len(groups) > 1 else [location]
+
+
+def _groups(location: str) -> dict[str, list[str]]:
+    """The shards of each data set at `location`; of a single one, by that name."""
     if os.path.isdir(location):
-        return find(os.path.join(location, "*.rox"))
+        groups = _groups(os.path.join(location, "*.rox"))
+    elif is_pattern(location):
+        groups = _groups_of_pattern(_escaped(location))
+    else:
+        return {location: _numbered(location)}
+    return groups if len(groups) > 1 else {location: next(iter(groups.values()))}
+
+
+def _groups_of_pattern(pattern: str) -> dict[str, list[str]]:
+    files = sorted(glob.glob(pattern), key=natural_key)
+    shards = series.of_numbers(pattern, files)
+    groups = series.split(files)
+    if shards or not series.are_apart(groups):
+        return {pattern: shards or files}
+    return groups
+
+
+def _numbered(location: str) -> list[str]:
+    """The one file, or the shards that `name.rox` stands for."""
     if os.path.exists(location):
         return [location]
     stem, suffix = os.path.splitext(location)
