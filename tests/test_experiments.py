@@ -111,7 +111,7 @@ def start(cwd: Path, code: str, *argv: str) -> subprocess.Popen:
 
 
 BUILD = """
-import json, resource, sys
+import json, sys
 import fiddle as fdl
 from flax import nnx
 from roxxel.config import arguments, resolve
@@ -125,8 +125,9 @@ for name in sys.argv[1:]:
     found[name] = [num_params(model), trainer.total_steps]
 from jax._src import xla_bridge
 assert not xla_bridge.backends_are_initialized()
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, on Linux
-print(json.dumps([found, peak]))
+# Not ru_maxrss, which a big parent hands down to its children.
+(peak,) = (line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(json.dumps([found, int(peak.split()[1])]))
 """
 
 

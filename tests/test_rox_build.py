@@ -256,3 +256,21 @@ def test_an_interrupted_build_can_go_on(option, here, capsys, monkeypatch):
     assert ("--resume goes on" if option else "nothing half-built") in err
     assert build(capsys, *args, *filter(None, [option]))[0] == 0
     assert Roxxel("i_*.rox").is_complete
+
+
+@pytest.mark.parametrize("output", ["/proc/x.rox", "/proc/n/x_*.rox", "a.txt/x.rox"])
+def test_a_place_that_cannot_be_written_is_named(output, here, capsys):
+    code, _, err = build(capsys, output, "--text", "a.txt")
+    assert code == 2
+    assert err.startswith(f"roxxel.rox: {output} cannot be written")
+    assert len(err.splitlines()) == 1
+    assert "tmp" not in err.replace(output, "")
+
+
+def test_a_foreign_file_is_no_unfinished_write(here, capsys):
+    pathlib.Path("x_0000.rox").write_text("my notes")
+    code, _, err = build(capsys, "x_*.rox", "--text", "a.txt")
+    assert code == 2
+    assert "x_0000.rox is there and is no whole .rox file" in err
+    assert err.rstrip().endswith("give --overwrite, or move it away.")
+    assert pathlib.Path("x_0000.rox").read_text() == "my notes"
