@@ -85,14 +85,11 @@ def into_objects(
     stored = {name: recorded[old] for name, old in origins.items()}
     found = comparison.compare(wanted, stored)
     if not found.matching or not (partial or found.complete):
-        hint = (
-            ""
-            if partial
-            else (
-                " Checkpointer.restore(partial=True) takes the arrays that match; so does a"
-                " new run with init_from."
-            )
+        partly = (
+            " Checkpointer.restore(partial=True) takes the arrays that match; so does"
+            " a new run with init_from."
         )
+        hint = "" if partial else partly
         raise ConfigError(
             f"the checkpoint of step {step.number} ({step.path}) does not fit: "
             f"{found}.{hint}"
