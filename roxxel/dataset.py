@@ -129,7 +129,7 @@ class Roxxel:
             max_shard_bytes=max_shard_bytes,
             separator=separator,
             dtype=None if dtype is None else _parse_dtype(dtype),
-            metadata=dict(metadata or {}),
+            metadata={} if metadata is None else metadata,
             item_shape=parse_item_shape(item_shape),
         )
         self.close()
@@ -265,7 +265,9 @@ class Roxxel:
 
         Raises:
             IndexError: A row is not there.
-            ValueError: A value does not fit `dtype` exactly; names it.
+            TypeError: Row ids are not integers.
+            ValueError: They are not 1-D, or a value does not fit `dtype` exactly; names
+                it.
         """
         window = self.locate(row_ids, seq_len, overlap, dtype)
         return window.read(0, len(window))
@@ -282,6 +284,8 @@ class Roxxel:
         dtypes.check_castable(reader.dtype, wanted)
         count = steps.num_rows(reader.num_elements, seq_len, overlap)
         ids = np.asarray(row_ids)
+        if ids.ndim != 1:
+            raise ValueError(f"row_ids must be 1-D, got shape {ids.shape}")
         if ids.size and ids.dtype.kind not in "iu":
             raise TypeError(f"row_ids must be integers, got dtype {ids.dtype}")
         if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= count):

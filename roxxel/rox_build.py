@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -59,7 +60,9 @@ def run(args: argparse.Namespace) -> int:
     """Builds and says what was built; progress goes to standard error."""
     started = time.monotonic()
     options = _options(args)
-    paths.write_target(os.fspath(options.output or ""), numbered=True)
+    output = os.fspath(options.output or "")
+    paths.write_target(output, numbered=True)
+    _check_writable(output)
     source = _source(args)
     try:
         data, counts = engine.run(source, options)
@@ -89,8 +92,32 @@ def _left(options: engine.Options) -> str:
 
 def _without_modes(message: str) -> str:
     """The message of `Roxxel.write` with what there is to choose from here."""
-    first, found, _ = message.partition(". Pass mode=")
-    return f"{first}: give --overwrite, --append or --resume." if found else message
+    first, found, choices = message.partition(". Pass mode=")
+    if not found:
+        return message
+    if "move it away" in choices:
+        return f"{first}: give --overwrite, or move it away."
+    appends = ", --append" if "'append'" in choices else ""
+    return f"{first}: give --overwrite{appends} or --resume."
+
+
+def _check_writable(output: str) -> None:
+    """Refuses a folder where nothing can be written, by its name as it was given.
+
+    Raises:
+        ConfigError: It is a file, or no file can be made in it or above it.
+    """
+    folder = os.path.dirname(output) or "."
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder) or "."
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as err:
+        raise ConfigError(
+            f"{output} cannot be written: no file can be made in {folder}"
+            f" ({os.strerror(err.errno or 0)}); choose another place"
+        ) from err
 
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:

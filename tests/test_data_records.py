@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from roxxel import ConfigError, Roxxel, ShardFormatError, rox
+from roxxel import ConfigError, MixtureStream, Roxxel, ShardFormatError, rox
 from roxxel.data import extension_format, writer
 
 SHAPE = (4, 6, 3)
@@ -270,3 +270,31 @@ def test_an_impossible_item_shape_is_refused(tmp_path, change):
     extension_format.check(body, {}, 1, 16, np.dtype(np.int32))
     with pytest.raises(ValueError, match="item"):
         extension_format.check(body | change, {}, 1, 16, np.dtype(np.int32))
+
+
+def test_an_index_that_cuts_a_row_of_an_item_is_named(tmp_path):
+    path = tmp_path / "c.rox"
+    frames = [np.ones((n, 5), np.int32) for n in (3, 4, 2)]
+    Roxxel(path).write(frames, item_shape=(None, 5))
+    good = path.read_bytes()
+    at = int.from_bytes(good[-24:-16], "little")
+    for bit in (2, 3):  # the first record ends an element or two later or earlier
+        content = bytearray(good)
+        content[at] ^= 1 << bit
+        path.write_bytes(content)
+        for read in (
+            lambda data: data[0],
+            lambda data: data[1],
+            lambda data: data[:],
+            lambda data: data.__getitems__([2, 0]),
+        ):
+            with pytest.raises(ShardFormatError, match=r"c\.rox: .*record \d .*of 5"):
+                read(Roxxel(path))
+        assert Roxxel(path)[2].tolist() == frames[2].tolist()
+
+
+def test_items_of_any_length_are_read_by_index_and_say_so(clips, tmp_path):
+    data = Roxxel(tmp_path / "c_*.rox")
+    for make in (data.stream, lambda: MixtureStream({"a": data})):
+        with pytest.raises(ConfigError, match=r"items of any length .* data\[i\]"):
+            make()

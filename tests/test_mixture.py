@@ -135,7 +135,7 @@ def test_lengths_that_make_no_plan_are_refused(given, tokens, words):
         ),
         ({"steps": 0}, "a phase's steps must be .* got 0"),
         ({"tokens": 1.5}, "a phase's tokens must be .* got 1.5"),
-        ({"fraction": 0}, "fraction must be above 0 and at most 1, got 0"),
+        ({"fraction": 0}, "fraction must be a number above 0 and at most 1, got 0"),
         ({"fraction": 1.5}, "got 1.5"),
         ({"batch_size": -1}, "a phase's batch_size must be .* got -1"),
         ({"seq_len": "8"}, "a phase's seq_len must be .* got '8'"),

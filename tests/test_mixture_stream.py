@@ -1,5 +1,6 @@
 """Streams of mixtures: every element against a reference, positions, refusals."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -336,7 +337,7 @@ def test_spans_tokens_and_steps_agree(mix):
     assert stream.steps_for(stream.tokens(20) + 1) == 21
     with pytest.raises(ConfigError, match=r"tokens are more than the 1024 of all 42"):
         stream.steps_for(1025)
-    for call in (stream.batch, stream.tokens, stream.position):
+    for call in (stream.tokens, stream.position):
         with pytest.raises(
             ConfigError, match=r"behind the end .* planned for 42 steps"
         ):
@@ -516,6 +517,18 @@ def test_passes_after_a_resumed_one_are_whole(mix):
         ({"phases": Phase(steps=1)}, "phases must be a list"),
         ({"phases": [{"steps": 1}]}, r"phase 0 is \{'steps': 1\}, expected a Phase"),
         ({"weights": {"a": 1}}, "weights lack 'b'"),
+        ({"weights": [1, 1, 1]}, r"weights must be a dict .* got \[1, 1, 1\]"),
+        ({"weights": 5}, "weights must be a dict .* got 5"),
+        ({"weights": "abcd"}, "weights must be a dict .* got 'abcd'"),
+        ({"weights": dict.fromkeys("abcd", "x")}, "'a' must be a number .* got 'x'"),
+        ({"weights": dict.fromkeys("abcd", np.inf)}, "must be a number .* got inf"),
+        ({"mix": 5}, "mix must be a dict"),
+        ({"phases": 5}, "phases must be a list of Phase, got 5"),
+        ({"exhaustion": []}, r"exhaustion must be one of .* got \[\]"),
+        ({"seq_len": "6"}, "seq_len must be an int .* got '6'"),
+        ({"overlap": 0.5}, "overlap must be an int .* got 0.5"),
+        ({"tokens": "1e6"}, "tokens must be an int .* got '1e6'"),
+        ({"dtype": 5}, "dtype 5"),
         ({"phases": [Phase(weights={"z": 1})]}, "weights name 'z'"),
         ({"batch_size": 1000}, "677 windows < batch 1000 in phase 0"),
         (
@@ -529,6 +542,45 @@ def test_mixtures_that_cannot_be_are_refused(mix, options, words):
     options = {"mix": mix, "weights": WEIGHTS, "seq_len": 6} | options
     with pytest.raises(ConfigError, match=words):
         MixtureStream(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weights": 5},
+        {"weights": [1, 2]},
+        {"fraction": "a"},
+        {"fraction": [0.5]},
+        {"fraction": True},
+        {"fraction": float("nan")},
+        {"steps": "a"},
+        {"tokens": 1.5},
+        {"batch_size": [2]},
+        {"seq_len": {}},
+    ],
+)
+def test_phases_that_cannot_be_are_refused(options):
+    (name,) = options
+    with pytest.raises(ConfigError, match=f"{name} must be"):
+        Phase(**options)
+
+
+def test_sizes_of_numpy_make_positions_of_plain_json(mix):
+    phases = [Phase(steps=np.int64(2), seq_len=np.int32(6)), Phase(fraction=0.5)]
+    sizes = {"seq_len": 6, "batch_size": 4, "overlap": 1, "tokens": 960}
+    now = {name: np.int64(value) for name, value in sizes.items()}
+    stream = stream_of(mix, phases=phases, **now)
+    plain = stream_of(mix, phases=[Phase(steps=2), Phase(fraction=0.5)], **sizes)
+    assert json.loads(json.dumps(stream.position(3))) == plain.position(3)
+    assert [type(x) for x in dataclasses.astuple(stream.spans()[0])] == [int] * 4
+
+
+def test_a_step_behind_the_plan_is_named(mix):
+    stream = stream_of(mix, phases=[Phase(steps=45)])
+    stream.batch(44)
+    for step in (45, 46):
+        with pytest.raises(ConfigError, match=f"^step {step} .* steps 0 to 44"):
+            stream.batch(step)
 
 
 @pytest.mark.parametrize("seed", [None, True, 1.5])

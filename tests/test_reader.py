@@ -131,6 +131,14 @@ def test_the_stored_dtype_is_found_and_wider_reads_are_exact(tmp_path):
     assert data.rows([0], 2, dtype="float32").tolist() == [[7, 149_999]]
 
 
+@pytest.mark.parametrize("ids", [[[0, 1]], 1, [[]], np.zeros((1, 1), int)])
+def test_row_ids_are_one_list(three, ids):
+    with pytest.raises(ValueError, match="row_ids must be 1-D, got shape"):
+        three.rows(ids, 4)
+    with pytest.raises(ValueError, match="row_ids must be 1-D, got shape"):
+        three.locate(ids, 4)
+
+
 # where shards are found
 
 

@@ -376,7 +376,7 @@ def test_overwrite_replaces_all_shards(data, tmp_path):
 
 def test_overwrite_works_on_shards_that_are_damaged(data, tmp_path):
     (tmp_path / "wiki_0000.rox").write_bytes(b"damaged")
-    with pytest.raises(ConfigError, match="an unfinished write left"):
+    with pytest.raises(ConfigError, match=r"wiki_0000.* no whole \.rox .*move it"):
         data.write([[1]])
     with pytest.raises(ShardFormatError):
         data.write([[1]], mode="skip")
@@ -650,3 +650,39 @@ roxxel.rox.main(["head", "a_*.rox"])
     assert lines[0] == "ndarray 0"
     assert "pip install 'roxxel[checkpoint]'" in lines[1]
     assert lines[2] == "1 2 3 4 5 6 0"
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    """They are in the file as those of Python would be, also shapes and metadata."""
+    metadata = {"n": np.int64(3), "x": [np.float32(0.5), np.bool_(True)], "t": (1, 2)}
+    numpys = Roxxel(tmp_path / "a_*.rox").write(
+        [[1, 2, 3]] * 50,
+        block_size=np.int64(256),
+        max_shard_bytes=np.uint32(1200),
+        separator=[np.int64(7), np.uint8(8)],
+        metadata=metadata,
+    )
+    plain = Roxxel(tmp_path / "b_*.rox").write(
+        [[1, 2, 3]] * 50,
+        block_size=256,
+        max_shard_bytes=1200,
+        separator=[7, 8],
+        metadata={"n": 3, "x": [0.5, True], "t": [1, 2]},
+    )
+    for one, other in zip(numpys.shards, plain.shards, strict=True):
+        assert pathlib.Path(one).read_bytes() == pathlib.Path(other).read_bytes()
+    items = Roxxel(tmp_path / "c.rox").write(
+        [np.zeros((2, 3), np.int8)], item_shape=np.array([2, 3])
+    )
+    assert items.item_shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [5, "text", [1], {"a": {1}}, {"a": np.arange(3)}, {(1, 2): 3}, {"a": 1j}],
+)
+def test_metadata_that_are_no_json_are_one_line(data, tmp_path, metadata):
+    with pytest.raises(ConfigError, match=r"^metadata must be") as info:
+        data.write([[1]], metadata=metadata)
+    assert "\n" not in str(info.value)
+    assert visible(tmp_path) == []

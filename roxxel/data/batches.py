@@ -71,6 +71,12 @@ def row_elements(dataset: "Roxxel", seq_len: int | None, overlap: int) -> int:
     """
     shape = fixed_shape(dataset)
     if not shape:
+        if seq_len is None and dataset.item_shape:
+            raise ConfigError(
+                f"the data are items of any length (item_shape {dataset.item_shape}),"
+                " which make no batches: read them by index, data[i], or give seq_len"
+                " to stream their elements as one sequence."
+            )
         if seq_len is None:
             raise ConfigError("seq_len is needed: the data are sequences, not items.")
         return steps.positive("seq_len", seq_len)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import operator
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -30,24 +31,26 @@ class Layout:
     item_shape: tuple[int | None, ...] = ()
 
     def __post_init__(self):
-        _check_bytes("block_size", self.block_size)
+        self._set(block_size=_bytes("block_size", self.block_size))
         if self.max_shard_bytes is not None:
-            _check_bytes("max_shard_bytes", self.max_shard_bytes)
+            size = _bytes("max_shard_bytes", self.max_shard_bytes)
+            self._set(max_shard_bytes=size)
         if self.item_shape and self.separator is not None:
             raise ConfigError(
                 f"separator {self.separator!r} is for sequences; items of item_shape"
                 f" {self.item_shape} are records of their own, leave it out."
             )
-        try:
-            json.dumps(self.metadata)
-        except (TypeError, ValueError) as err:
-            raise ConfigError(f"metadata must be plain JSON values: {err}.") from err
+        self._set(metadata=_plain_metadata(self.metadata))
         tokenizer = self.metadata.get("tokenizer")
         if isinstance(tokenizer, dict):
             try:
                 extension_format.check_tokenizer(tokenizer)
             except ValueError as err:
                 raise ConfigError(f"metadata: {err}.") from err
+
+    def _set(self, **values) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     @property
     def is_ragged(self) -> bool:
@@ -137,10 +140,32 @@ def plain_values(values: np.ndarray) -> list:
     return values.tolist()
 
 
-def _check_bytes(name: str, value) -> None:
+def _bytes(name: str, value) -> int:
     try:
-        is_valid = not isinstance(value, bool) and operator.index(value) > 0
+        size = 0 if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        is_valid = False
-    if not is_valid:
+        size = 0
+    if size < 1:
         raise ConfigError(f"{name} must be a positive number of bytes, got {value!r}.")
+    return size
+
+
+def _plain_metadata(metadata) -> dict:
+    """`metadata` as it will be read: scalars of numpy are numbers, tuples lists."""
+    if not isinstance(metadata, Mapping):
+        raise ConfigError(f"metadata must be a dict, got {metadata!r:.200}.")
+    try:
+        return json.loads(json.dumps(dict(metadata), default=_plain_scalar))
+    except (TypeError, ValueError, RecursionError) as err:
+        raise ConfigError(f"metadata must be plain JSON values: {err}.") from err
+
+
+def _plain_scalar(value):
+    if isinstance(value, np.bool_ | np.integer | np.floating):
+        plain = value.item()
+        if isinstance(plain, bool | int | float):
+            return plain
+    raise TypeError(
+        f"{value!r:.100} of {type(value).__name__} is no str, number, bool, None, list"
+        " or dict"
+    )

@@ -9,7 +9,7 @@ import numpy as np
 
 from roxxel.data import mixture, order, steps
 from roxxel.data.batches import fixed_shape, resolve_dtype, row_elements
-from roxxel.data.phases import Phase, Stage, exact_weights, resolve
+from roxxel.data.phases import Phase, Stage, check_weights, exact_weights, resolve
 from roxxel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,14 +85,15 @@ def prepare(
     }
     if weights is None:  # a data set without a whole unit is refused, not left out
         weights = {name: max(1, units) for name, units in sizes.items()}
+    check_weights(weights)
     default = Stage(
         steps=None,
         batch_size=steps.positive("batch_size", batch_size),
-        seq_len=seq_len or lengths[0],
+        seq_len=lengths[0] if seq_len is None else steps.positive("seq_len", seq_len),
         weights=dict(weights),
     )
     if tokens is not None:
-        steps.positive("tokens", tokens)
+        tokens = steps.positive("tokens", tokens)
     setup = Setup(
         datasets=datasets,
         seed=seed,

@@ -213,10 +213,19 @@ def _check_names(target: paths.Target, existing: list[str]) -> None:
 
 
 def _exists_message(location, existing: list[str]) -> str:
+    for path in existing:
+        try:
+            rox_format.read_shard(path)
+        except ShardFormatError:
+            return (
+                f"{location}: {path} is there and is no whole .rox file: its footer is"
+                " missing or damaged, which no write that was cut off leaves. Pass"
+                " mode='overwrite' to replace it, or move it away."
+            )
     try:
         cut_off = not is_complete(read_shards(existing))
-    except ShardFormatError:
-        cut_off = True
+    except ShardFormatError:  # they do not go together
+        cut_off = False
     state = "an unfinished write left" if cut_off else "there is already"
     others = "resume=True to continue it"
     if not cut_off:

@@ -27,7 +27,8 @@ def open_shards(
     if location not in files and not modes.is_complete(shards):
         logging.warning(
             "%s: %d shards of a write that did not finish, or some are missing. To"
-            " have all data, write again with mode='overwrite'.",
+            " have all data, give the same items to write again with resume=True, or"
+            " write anew with mode='overwrite'.",
             location,
             len(shards),
         )

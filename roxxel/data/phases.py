@@ -46,12 +46,15 @@ class Phase:
             )
         for name in ("steps", "tokens", "batch_size", "seq_len"):
             if getattr(self, name) is not None:
-                steps.positive(f"a phase's {name}", getattr(self, name))
-        if self.fraction is not None and not 0 < self.fraction <= 1:
+                value = steps.positive(f"a phase's {name}", getattr(self, name))
+                object.__setattr__(self, name, value)
+        if self.fraction is not None and not _is_part(self.fraction):
             raise ConfigError(
-                f"a phase's fraction must be above 0 and at most 1, got"
+                f"a phase's fraction must be a number above 0 and at most 1, got"
                 f" {self.fraction!r}."
             )
+        if self.weights is not None:
+            check_weights(self.weights)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,6 +108,12 @@ def _filled(phase: Phase, default: Stage) -> Stage:
     )
 
 
+def check_weights(weights) -> None:
+    """Raises ConfigError unless `weights` are some, by name."""
+    if not isinstance(weights, Mapping):
+        raise ConfigError(f"weights must be a dict of name: weight, got {weights!r}.")
+
+
 def exact_weights(
     weights: Mapping[str, float], names: Sequence[str]
 ) -> list[fractions.Fraction]:
@@ -114,8 +123,7 @@ def exact_weights(
         ConfigError: A name is unknown or missing, a weight is no number, negative or
             not finite, or all are 0.
     """
-    if not isinstance(weights, Mapping):
-        raise ConfigError(f"weights must be a dict of name: weight, got {weights!r}.")
+    check_weights(weights)
     unknown = sorted(set(weights) - set(names), key=str)
     missing = [name for name in names if name not in weights]
     if unknown:
@@ -133,12 +141,19 @@ def exact_weights(
 
 
 def _exact(name: str, weight) -> fractions.Fraction:
-    is_number = isinstance(weight, numbers.Real) and not isinstance(weight, bool)
-    if not is_number or not math.isfinite(weight) or weight < 0:
+    if not _is_real(weight) or not 0 <= weight < math.inf:
         raise ConfigError(
             f"the weight of {name!r} must be a number of at least 0, got {weight!r}."
         )
     return fractions.Fraction(str(weight))
+
+
+def _is_part(value) -> bool:
+    return _is_real(value) and 0 < value <= 1
+
+
+def _is_real(value) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _check_fractions(phases: Sequence[Phase], tokens: int | None) -> None:

@@ -87,6 +87,13 @@ class ShardReader:
         if self.check:
             self.check.check(k, begin, end)
         raw = self.region.bytes(k, begin, end).view(self.dtype)
+        row = math.prod(size or 1 for size in self.item_shape)
+        if raw.size % row:
+            raise ShardFormatError(
+                f"{shard.path}: its index gives record {local} {raw.size} elements"
+                f" (bytes {begin} to {end}), expected whole rows of {row} for items of"
+                f" shape {self.item_shape}: damaged, copy or write it again."
+            )
         return raw.reshape(self.record_shape)
 
     def records(self, indices: list[int]) -> list[np.ndarray]:

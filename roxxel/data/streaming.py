@@ -74,8 +74,12 @@ class StepStream:
 
     def batch(self, step: int):
         """The batch of one step, also behind the end of the iteration."""
-        step = self._checked(step)
-        self._checked(step + 1)
+        step, planned = steps.not_negative("step", step), self.planned_steps
+        if planned is not None and step >= planned:
+            raise ConfigError(
+                f"step {step} lies behind the end of the stream, whose plan has steps 0"
+                f" to {planned - 1}."
+            )
         return next(self._runner()(step, step + 1))
 
     def steps(self, start: int, stop: int) -> Prefetcher | Generator:
