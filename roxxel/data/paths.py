@@ -111,10 +111,10 @@ def _groups(location: str) -> dict[str, list[str]]:
 def _groups_of_pattern(pattern: str) -> dict[str, list[str]]:
     files = sorted(glob.glob(pattern), key=natural_key)
     shards = series.of_numbers(pattern, files)
+    if shards:
+        return {pattern: shards}
     groups = series.split(files)
-    if shards or not series.are_apart(groups):
-        return {pattern: shards or files}
-    return groups
+    return groups if series.are_apart(groups) else {pattern: files}
 
 
 def _numbered(location: str) -> list[str]:

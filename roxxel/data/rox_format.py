@@ -64,10 +64,12 @@ def open_again(shard: Shard) -> FileIO:
         stat = os.fstat(file.fileno())
         is_same = shard.version in (None, _version(stat))
         if stat.st_size != shard.file_bytes or not is_same:
+            size = f"{shard.file_bytes} bytes"
+            if stat.st_size != shard.file_bytes:
+                size += f" then, {stat.st_size} now"
             raise ShardFormatError(
-                f"{shard.path} changed since it was opened: it has {stat.st_size} bytes"
-                f" now and had {shard.file_bytes}, or is another file; open the data"
-                " set again."
+                f"{shard.path} changed since it was opened ({size}): it was replaced or"
+                " written to. Open the data set again; close() lets go of the old one."
             )
     except BaseException:
         file.close()
