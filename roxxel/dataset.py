@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from roxxel.data import dtypes, fingerprint, modes, opening, steps
+from roxxel.data import dtypes, fingerprint, modes, opening, reading_only, steps
 from roxxel.data.batches import row_elements
 from roxxel.data.layout import Layout, parse_item_shape
 from roxxel.data.reader import ShardReader
@@ -119,6 +119,7 @@ class Roxxel:
                 its index and value.
             TypeError: An item is of a kind that cannot be stored.
         """
+        reading_only.check("not written yet; the first training run writes it.")
         if isinstance(items, str | bytes | bytearray | dict):
             raise TypeError(
                 "items must be an iterable of documents, got one"

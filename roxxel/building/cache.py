@@ -21,6 +21,7 @@ from typing import IO
 
 from absl import logging
 
+from roxxel.data import reading_only
 from roxxel.errors import ConfigError
 
 INFO_FILE = "build.json"
@@ -48,6 +49,7 @@ def find_or_build(
     cache = cache_folder(cache_dir)
     folder = cache / f"{name}-{fingerprint(key)}"
     if not folder.is_dir():
+        reading_only.check(f"{name}: not built yet; training builds it in {folder}.")
         with _cache_errors(cache), _locked(cache / f".{folder.name}.lock") as is_alone:
             if not folder.is_dir():
                 _build(folder, build, is_alone=is_alone)

@@ -9,6 +9,7 @@ from typing import IO, Any
 import numpy as np
 
 from roxxel.building.encode import Joined, Piece
+from roxxel.data import reading_only
 from roxxel.dataset import Roxxel
 from roxxel.errors import ConfigError
 
@@ -73,6 +74,7 @@ def write(
     Returns:
         Documents and elements of each side, separators included.
     """
+    reading_only.check("not written yet; the first training run writes it.")
     sides = list(locations)
     counts = {side: {"documents": 0, "elements": 0} for side in sides}
     options |= {"dtype": dtype, "separator": separator if separator.size else None}

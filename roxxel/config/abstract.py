@@ -5,18 +5,16 @@ what depends on its content is `Unknown`, and a stream of it is an `UnbuiltStrea
 knows its sizes.
 """
 
-import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Generator
-from typing import Any, NoReturn
+from typing import Any
 
 import fiddle as fdl
 from fiddle import daglish
 
-from roxxel.building import cache, splits
 from roxxel.config import failures, fields, imports, sharing, text
-from roxxel.config.unbuilt import NotBuiltError, UnbuiltStream
+from roxxel.config.unbuilt import UnbuiltStream
+from roxxel.data.reading_only import NotBuiltError, reading_only
 from roxxel.dataset import Roxxel
 from roxxel.errors import ConfigError
 
@@ -62,7 +60,7 @@ def evaluate(root: fdl.Buildable, *, assumed_steps: int | None = None) -> Values
     `assumed_steps` is taken for a field `total_steps` that is not known otherwise.
     """
     maker = _Maker(root, assumed_steps)
-    with finding_only():
+    with reading_only():
         maker.values.root = daglish.MemoizedTraversal.run(maker.visit, root)
     return maker.values
 
@@ -74,44 +72,12 @@ def check_before_building(root: fdl.Buildable) -> None:
       ConfigError: the first of them.
     """
     datasets = [node for node in _nodes(root) if _makes_data(node)]
-    with finding_only():
+    with reading_only():
         if all(_is_there(node) for node in datasets):
             return
     values = evaluate(root)
     if values.problems:
         raise ConfigError(values.problems[0])
-
-
-@contextlib.contextmanager
-def finding_only() -> Generator[None]:
-    """While the block runs, data sets are found, or `NotBuiltError` is raised.
-
-    Nothing is written: neither into the cache nor to an output of its own.
-    """
-    writers = [
-        (cache, "find_or_build", _finder(cache.find_or_build)),
-        (splits, "write", _refuse),
-        (Roxxel, "write", _refuse),
-    ]
-    with contextlib.ExitStack() as stack:
-        for owner, name, stand_in in writers:
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, stand_in)
-        yield
-
-
-def _finder(find_or_build: Callable[..., Any]) -> Callable[..., Any]:
-    def find(name: str, key: object, build: Any, *, cache_dir: Any = None) -> Any:
-        folder = cache.cache_folder(cache_dir) / f"{name}-{cache.fingerprint(key)}"
-        if folder.is_dir():
-            return find_or_build(name, key, build, cache_dir=cache_dir)
-        raise NotBuiltError(f"{name}: not built yet; training builds it in {folder}.")
-
-    return find
-
-
-def _refuse(*arguments: Any, **options: Any) -> NoReturn:
-    raise NotBuiltError("not written yet; the first training run writes it.")
 
 
 class _Maker:

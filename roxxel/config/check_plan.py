@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from roxxel.config import abstract, check_model, rates
-from roxxel.config.unbuilt import NotBuiltError
+from roxxel.data.reading_only import NotBuiltError
 
 
 def plan(

@@ -6,14 +6,7 @@ from typing import Any, NoReturn
 
 from roxxel.data import phases as phases_lib
 from roxxel.data import steps as steps_lib
-
-
-class NotBuiltError(Exception):
-    """A data set is not there yet. `is_used`: what was asked for depends on it."""
-
-    def __init__(self, message: str, *, is_used: bool = False):
-        super().__init__(message)
-        self.is_used = is_used
+from roxxel.data.reading_only import NotBuiltError
 
 
 class UnbuiltStream:
