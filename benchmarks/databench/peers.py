@@ -61,7 +61,10 @@ def made_documents(mib: int) -> list[np.ndarray]:
 
 
 def batches_memmap(folder, tokens, batch_size, width) -> Iterator:
-    """As nanoGPT: random places, every row copied by itself, stacked."""
+    """Random places, every row copied by itself, stacked.
+
+    nanoGPT also opens the map and casts every row anew for each batch: this is faster.
+    """
     data = np.memmap(tokens, np.int32, "r")
     rng = np.random.default_rng(0)
     while True:
