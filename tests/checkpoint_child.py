@@ -106,7 +106,8 @@ def full_disk_then_space_again(path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     checkpointer.save(3)
     checkpointer.close()
-    assert sorted(os.listdir(path)) == ["3"]
+    # Writes of step 2 may still run in the background and leave a hidden folder.
+    assert [name for name in os.listdir(path) if name.isdecimal()] == ["3"]
 
 
 def no_permission(path):
