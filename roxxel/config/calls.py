@@ -22,11 +22,6 @@ class Call:
     kwargs: dict[str, str] = dataclasses.field(default_factory=dict)
     is_call: bool = False
 
-    @property
-    def short_name(self) -> str:
-        """The last part of the dotted name."""
-        return self.name.rpartition(".")[2]
-
 
 def is_dotted_name(text: str) -> bool:
     """Whether text is one name or names joined by dots."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
-from flax import nnx
 
 from roxxel import sharding
 from roxxel.train.step import make_train_step
@@ -28,12 +27,7 @@ def tokens_per_second(trainer: "Trainer") -> float:
     All processes get the same number, that of the lead.
     """
     mesh = sharding.make_mesh(trainer.mesh_axes)
-
-    def create():
-        model = trainer.model(rngs=nnx.Rngs(trainer.seed))
-        return model, nnx.Optimizer(model, trainer.optimizer, wrt=nnx.Param)
-
-    model, optimizer = sharding.create_on(mesh, create)
+    model, optimizer = sharding.create_on(mesh, trainer.create)
     step = make_train_step(model, optimizer, trainer.loss, schedule=trainer.schedule)
     leaves = step.leaves(model, optimizer)
     stream = trainer.stream.place(mesh, sharding.batch_sharding(mesh))

@@ -62,7 +62,7 @@ class Run:
         self.stream = spec.stream.place(self.mesh, sharding.batch_sharding(self.mesh))
         if spec.evaluation is not None:
             spec.evaluation.check_divides(self.mesh)
-        self.model, self.optimizer = sharding.create_on(self.mesh, self._create)
+        self.model, self.optimizer = sharding.create_on(self.mesh, spec.create)
         self.checkpointer = stack.enter_context(
             spec.checkpointer(
                 checkpoint_path=workdir / "checkpoints",
@@ -76,10 +76,6 @@ class Run:
         self.last_eval: dict[str, float] = {}
         self.saved_step = -1
         self.done = 0
-
-    def _create(self) -> tuple[nnx.Module, nnx.Optimizer]:
-        model = self.spec.model(rngs=nnx.Rngs(self.spec.seed))
-        return model, nnx.Optimizer(model, self.spec.optimizer, wrt=nnx.Param)
 
     def run(self) -> int:
         """Trains what is left, and finishes; the exit code."""
@@ -321,7 +317,7 @@ class Run:
         state = jax.jit(lambda s: s, out_shardings=whole)(nnx.state(self.model))
         if jax.process_index():
             return None
-        abstract = nnx.eval_shape(lambda: self._create()[0])
+        abstract = nnx.eval_shape(lambda: self.spec.create()[0])
         local = jax.tree.map(lambda leaf: leaf.addressable_data(0), state)
         return nnx.merge(nnx.graphdef(abstract), local)
 

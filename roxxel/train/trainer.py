@@ -98,6 +98,11 @@ class Trainer:
         resolve_cadences(self)
         initial.check_options(self)
 
+    def create(self) -> tuple[nnx.Module, nnx.Optimizer]:
+        """A new model and its optimizer, wherever the caller has them made."""
+        model = self.model(rngs=nnx.Rngs(self.seed))
+        return model, nnx.Optimizer(model, self.optimizer, wrt=nnx.Param)
+
     def nothing_left(self, workdir: pathlib.Path) -> bool:
         """Whether `run(workdir)` would train nothing; asks for no device."""
         step = ending.newest_step(pathlib.Path(workdir))
