@@ -98,8 +98,8 @@ def _check_fiddle() -> None:
 
 def _check_flags(line: arguments.CommandLine, mode: str) -> None:
     """Check what needs no experiment, so that it ends before anything is imported."""
-    if mode == "replay":
-        _take_run(line)
+    if mode in options.MODES_OF_A_RUN:
+        _take_run(line, mode)
     if not _names_experiment(line):
         raise errors.ConfigError(_no_experiment())
     _check_fiddle()
@@ -109,17 +109,28 @@ def _check_flags(line: arguments.CommandLine, mode: str) -> None:
         workdir_lib.check_writable(path, f"--workdir={given}")
 
 
-def _take_run(line: arguments.CommandLine) -> None:
-    """The configuration of `--run` is what a replay runs, as it is."""
+def _take_run(line: arguments.CommandLine, mode: str) -> None:
+    """The configuration in the folder `--run` is what `mode` is about.
+
+    A replay runs it as it is. Other modes take an experiment and its work directory as
+    well, and changes.
+    """
     folder = line.get("run")
     if folder is None:
-        raise errors.ConfigError(
-            "--mode=replay: give --run=DIR, the work directory of a run."
-        )
-    if _names_experiment(line) or line.directives:
+        if mode == "replay" or not _names_experiment(line):
+            raise errors.ConfigError(
+                f"--mode={mode}: give --run=DIR, the work directory of a run."
+            )
+        return
+    if mode == "replay" and (_names_experiment(line) or line.directives):
         raise errors.ConfigError(
             f"--mode=replay runs what --run={folder} ran; take away all that names or "
             "changes an experiment."
+        )
+    if mode != "replay" and (_names_experiment(line) or line.has("workdir")):
+        raise errors.ConfigError(
+            f"--run={folder} names a run; take away --fdl_config, --fdl_config_file "
+            "and --workdir, which name one too."
         )
     file = os.path.join(os.path.expanduser(folder), workdir_lib.CONFIG_JSON)
     if not os.path.isfile(file):

@@ -12,6 +12,8 @@ MODES = {
     "check": "sizes, memory, data and plan, without a device",
     "replay": "run --run again in a new folder and compare",
 }
+# Those that `--run=DIR` gives the experiment of.
+MODES_OF_A_RUN = ("replay",)
 PLAIN_FIELDS = ("stop_after",)  # flags that set the field of their name
 DIRECTIVE_PREFIXES = {"fdl.": "set", "fdl_tag.": "tag"}
 
@@ -78,7 +80,10 @@ OPTIONS: dict[str, Option] = {
         kind="text", value="16GiB", help="limit of one device", modes=("check",)
     ),
     "run": Option(
-        kind="text", value="DIR", help="the folder of the run", modes=("replay",)
+        kind="text",
+        value="DIR",
+        help="the folder of the run",
+        modes=MODES_OF_A_RUN,
     ),
     "force": Option(
         kind="switch", help="even where something differs", modes=("replay",)

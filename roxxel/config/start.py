@@ -40,7 +40,7 @@ def train(found: resolve.Experiment, given: str | None, argv: Sequence[str]) -> 
     check_runs(found.target, found.name)
     distributed.initialize()
     is_new = not workdir.exists()
-    with _explained(found, only_building=False):
+    with explained(found, only_building=False):
         say.lines(minutes.resolve(found, workdir, flag))
     return run(found, build(found), workdir, argv, flag=flag, is_new=is_new)
 
@@ -57,7 +57,7 @@ def build(found: resolve.Experiment) -> Any:
     A mistake anywhere in the graph is found before a data set is built.
     """
     abstract.check_before_building(found.config)
-    with _explained(found):
+    with explained(found):
         try:
             built = fdl.build(found.config)
         except SystemExit as err:
@@ -70,7 +70,7 @@ def build(found: resolve.Experiment) -> Any:
 
 
 @contextlib.contextmanager
-def _explained(
+def explained(
     found: resolve.Experiment, *, only_building: bool = True
 ) -> Generator[None]:
     """Turns what is raised while a graph is built into one line that names the node.
