@@ -121,19 +121,30 @@ def create_on(mesh: Mesh | None, create: Callable[[], tuple]) -> tuple:
     says: no device ever holds more than its part. Modules with an attribute
     `placement` learn there how to run on a mesh that cuts parameters.
     """
-
-    def make():
-        modules = create()
-        if mesh is not None and mesh.shape.get(FSDP_AXIS, 1) > 1:
-            for module in modules:
-                if hasattr(module, "placement"):
-                    module.placement = FullySharded(mesh)
-        return modules
-
+    make = functools.partial(_make, mesh, create)
     graphdef, state = nnx.split(nnx.eval_shape(make))
     placed = None if mesh is None else jax.tree.map(functools.partial(_on, mesh), state)
     init = jax.jit(lambda: nnx.state(make()), out_shardings=placed)
     return nnx.merge(graphdef, init())
+
+
+def abstract_on(mesh: Mesh, create: Callable[[], tuple]) -> tuple:
+    """What `create_on` makes, of shapes that know where they would lie; no arrays."""
+    graphdef, state = nnx.split(nnx.eval_shape(functools.partial(_make, mesh, create)))
+
+    def placed(leaf):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_on(mesh, leaf))
+
+    return nnx.merge(graphdef, jax.tree.map(placed, state))
+
+
+def _make(mesh, create):
+    modules = create()
+    if mesh is not None and mesh.shape.get(FSDP_AXIS, 1) > 1:
+        for module in modules:
+            if hasattr(module, "placement"):
+                module.placement = FullySharded(mesh)
+    return modules
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import pytest
 import quick
 from flax import nnx
 from jax.sharding import PartitionSpec as P
+from tiny import Bigram
 
 from roxxel import sharding
 from roxxel.checkpoint import Checkpointer
@@ -159,3 +160,20 @@ def test_a_mesh_leaves_rows_that_do_not_divide_alone():
     model, _ = sharding.create_on(mesh_of({"fsdp": 4}), create)
     logits, _ = jax.jit(lambda t: model(t)[0:2])(jnp.ones((1, 5), jnp.int32))
     assert np.isfinite(logits).all()
+
+
+def test_abstract_modules_lie_where_the_created_ones_do():
+    mesh = sharding.make_mesh({"data": 2, "fsdp": 4})
+
+    def create():
+        model = Bigram(128, rngs=nnx.Rngs(0))
+        return model, nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)
+
+    made, shapes = (f(mesh, create) for f in (sharding.create_on, sharding.abstract_on))
+    step = make_train_step(*made, next_token_loss)
+    pairs = list(zip(step.leaves(*made), step.leaves(*shapes), strict=True))
+    assert any(array.sharding.spec == P("fsdp") for array, _ in pairs)
+    for array, shape in pairs:
+        assert isinstance(shape, jax.ShapeDtypeStruct)
+        assert (array.shape, array.dtype) == (shape.shape, shape.dtype)
+        assert array.sharding.is_equivalent_to(shape.sharding, array.ndim)

@@ -26,7 +26,7 @@ from roxxel.train.feeds import InputEnded
 from roxxel.train.plan import make_plan
 from roxxel.train.programs import StepPrograms
 from roxxel.train.start import begin, position
-from roxxel.train.step import Leaves, TrainStep, make_train_step
+from roxxel.train.step import Leaves, TrainStep
 from roxxel.train.stop import StopRequest
 from roxxel.train.timing import StepClock
 
@@ -86,9 +86,7 @@ class Run:
                 f"Results are in {self.workdir}."
             )
             return EXIT_OK
-        self.train_step: TrainStep = make_train_step(
-            self.model, self.optimizer, self.spec.loss, schedule=self.spec.schedule
-        )
+        self.train_step: TrainStep = self.spec.make_step(self.model, self.optimizer)
         self.eval_step = make_eval_step(self.model, self.spec.loss)
         self.leaves: Leaves = self.train_step.leaves(self.model, self.optimizer)
         self._loop(start)

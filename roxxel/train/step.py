@@ -52,11 +52,12 @@ class TrainStep:
         return jitted.lower(leaves, batch).compile()
 
     def leaves(self, model: nnx.Module, optimizer: nnx.Optimizer) -> Leaves:
-        """The state of both as a flat list, with the flag that keeps it finite last."""
+        """The state of both as a flat list, with the flag that keeps it finite last.
+
+        Of modules that are only shapes (`sharding.abstract_on`), shapes.
+        """
         leaves = jax.tree.leaves((nnx.state(model), nnx.state(optimizer)))
-        # The counter is born with the optimizer on the mesh: its placement serves.
-        alive = jnp.ones_like(optimizer.step[...], dtype=jnp.bool_)
-        return [*leaves, alive]
+        return [*leaves, _alive(optimizer.step.get_value())]
 
     def write_back(
         self, leaves: Leaves, model: nnx.Module, optimizer: nnx.Optimizer
@@ -65,6 +66,13 @@ class TrainStep:
         states = jax.tree.unflatten(self.treedef, leaves[:-1])
         nnx.update(model, states[0])
         nnx.update(optimizer, states[1])
+
+
+def _alive(counter: Any) -> Any:
+    """True, where the counter lies: that was born on the mesh with the optimizer."""
+    if isinstance(counter, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct((), jnp.bool_, sharding=counter.sharding)
+    return jnp.ones_like(counter, dtype=jnp.bool_)
 
 
 def make_train_step(

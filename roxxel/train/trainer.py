@@ -21,7 +21,7 @@ from roxxel.train.evaluation import Evaluation
 from roxxel.train.loop import Run
 from roxxel.train.plan import resolve_cadences
 from roxxel.train.sample import Sample
-from roxxel.train.step import LossFn
+from roxxel.train.step import LossFn, TrainStep, make_train_step
 from roxxel.train.stop import StopRequest
 
 
@@ -102,6 +102,10 @@ class Trainer:
         """A new model and its optimizer, wherever the caller has them made."""
         model = self.model(rngs=nnx.Rngs(self.seed))
         return model, nnx.Optimizer(model, self.optimizer, wrt=nnx.Param)
+
+    def make_step(self, model: nnx.Module, optimizer: nnx.Optimizer) -> TrainStep:
+        """The step that the run takes, for modules as `create` makes them."""
+        return make_train_step(model, optimizer, self.loss, schedule=self.schedule)
 
     def nothing_left(self, workdir: pathlib.Path) -> bool:
         """Whether `run(workdir)` would train nothing; asks for no device."""
