@@ -1,10 +1,20 @@
-"""What a finished run leaves behind, and how to see that it has."""
+"""How a run ends, what a finished one leaves behind, and how to see that it has."""
 
 import json
 import os
 import pathlib
+from typing import TYPE_CHECKING, Any
 
+import jax
+from flax import nnx
+
+from roxxel import sharding
 from roxxel.checkpoint import Checkpointer
+from roxxel.errors import EXIT_OK, EXIT_RESTART
+from roxxel.train import describe
+
+if TYPE_CHECKING:
+    from roxxel.train.loop import Run
 
 SUMMARY_FILE = "summary.json"
 
@@ -22,3 +32,72 @@ def has_results(workdir: str | os.PathLike, step: int) -> bool:
         return summary["steps"] == step
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def is_unfinished(run: "Run") -> bool:
+    """Whether all steps are done but a kill came before the results."""
+    is_over = run.done == run.spec.total_steps
+    return is_over and not has_results(run.workdir, run.done)
+
+
+def stopped(run: "Run") -> int:
+    """A signal was obeyed and the state is being saved: waits for it; exit code 42."""
+    run.wait_for_checkpoint()
+    run.logger.log_message(
+        f"Stopped by {run.stop.signal_name or 'another process'} after step "
+        f"{run.done}; the same command continues from there."
+    )
+    return EXIT_RESTART
+
+
+def stopped_as_asked(run: "Run") -> int:
+    """The end of a run with `stop_after`."""
+    run.wait_for_checkpoint()
+    run.logger.log_message(f"Stopped after step {run.done} as asked (stop_after).")
+    return EXIT_OK
+
+
+def finished(run: "Run") -> int:
+    """All steps are done and evaluated: samples and writes the results."""
+    run.write_back()
+    _sample(run)
+    run.wait_for_checkpoint()
+    summary = {"steps": run.done, **run.last_eval, "seconds": run.clock.seconds}
+    write_json(run, SUMMARY_FILE, summary)
+    run.logger.log_message(describe.results_line(run.done, run.last_eval))
+    return EXIT_OK
+
+
+def write_json(run: "Run", name: str, values: dict[str, Any]) -> None:
+    """Writes a file of the work directory at once or not at all; the lead does."""
+    _write(run, name, json.dumps(values, indent=2, default=str) + "\n")
+
+
+def _write(run: "Run", name: str, text: str) -> None:
+    if jax.process_index() == 0:
+        part = run.workdir / f".{name}.part"
+        part.write_text(text, encoding="utf-8")
+        part.replace(run.workdir / name)
+
+
+def _sample(run: "Run") -> None:
+    if run.spec.sample is None:
+        return
+    with run.clock.phase("sample"):
+        model = _model_of_lead(run)
+        text = "" if model is None else run.spec.sample.text(model)
+    _write(run, "sample.txt", text)
+    run.logger.log_message("Sample:\n%s", text)
+
+
+def _model_of_lead(run: "Run") -> nnx.Module | None:
+    """The model, on the lead's own devices; None in other processes."""
+    if jax.process_count() == 1:
+        return run.model
+    whole = sharding.replicated(run.mesh)
+    state = jax.jit(lambda s: s, out_shardings=whole)(nnx.state(run.model))
+    if jax.process_index():
+        return None
+    abstract = nnx.eval_shape(lambda: run.spec.create()[0])
+    local = jax.tree.map(lambda leaf: leaf.addressable_data(0), state)
+    return nnx.merge(nnx.graphdef(abstract), local)

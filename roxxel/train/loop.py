@@ -7,9 +7,10 @@ completed steps, which is also the index of the next batch.
 
 import collections
 import contextlib
-import json
+import functools
 import pathlib
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,7 +18,7 @@ import numpy as np
 from flax import nnx
 
 from roxxel import sharding
-from roxxel.errors import EXIT_OK, EXIT_RESTART, ConfigError, DivergedError
+from roxxel.errors import EXIT_OK, ConfigError, DivergedError
 from roxxel.logger import Logger
 from roxxel.progress import Progress
 from roxxel.train import describe, ending
@@ -80,7 +81,7 @@ class Run:
     def run(self) -> int:
         """Trains what is left, and finishes; the exit code."""
         start = self._begin()
-        if start >= self.last_step and not self._unfinished():
+        if start >= self.last_step and not ending.is_unfinished(self):
             self.logger.log_message(
                 f"Nothing left to train: {start} of {self.last_step} steps are done. "
                 f"Results are in {self.workdir}."
@@ -116,7 +117,7 @@ class Run:
         record = describe.run_record(
             self.model, self.stream, self.plan, self.mesh, start=begun.step
         )
-        self._write("run.json", _json(self.run_info | record | begun.record))
+        ending.write_json(self, "run.json", self.run_info | record | begun.record)
         return begun.step
 
     # -- the loop ----------------------------------------------------------------
@@ -124,33 +125,52 @@ class Run:
     def _loop(self, start: int) -> None:
         unseen: _Unseen = collections.deque()
         programs = StepPrograms(
-            self.train_step, self.leaves, self.stream, self.plan.started_spans()
+            self.train_step,
+            self.leaves,
+            self.stream,
+            self.plan.started_spans(),
+            compiling=functools.partial(self.clock.phase, "compile"),
         )
+        self.clock.switch("other")
         with (
             contextlib.closing(self.stream.steps(start, self.last_step)) as batches,
             self._progress(start) as progress,
         ):
             while self.done < self.last_step and not self._stop_agreed():
-                try:
-                    batch = next(batches)
-                except InputEnded:
-                    self._see_all(unseen, progress)
-                    self._save_alone()
-                    raise
-                self.leaves, metrics = programs.run(self.leaves, batch)
-                programs.prepare_after(self.done)
-                self.done += 1
-                unseen.append((self.done, metrics))
-                if len(unseen) > MAX_STEPS_AHEAD:
-                    self._see(*unseen.popleft(), progress)
+                batch = self._next(batches, unseen, progress)
+                program = programs.of(batch)
+                with self.clock.phase("step"):
+                    self.leaves, metrics = program(self.leaves, batch)
+                    programs.prepare_after(self.done)
+                    self.done += 1
+                    unseen.append((self.done, metrics))
+                    if len(unseen) > MAX_STEPS_AHEAD:
+                        self._see(*unseen.popleft(), progress)
                 if self._evaluation_due() or self._save_due():
                     self._see_all(unseen, progress)
                     self._evaluate_and_save()
             self._see_all(unseen, progress)
 
+    def _next(self, batches: Iterator, unseen: _Unseen, progress: Progress | None):
+        """The next batch; waiting for it counts as "data" where the device idles."""
+        before = self.clock.seconds.get("data", 0.0)
+        try:
+            with self.clock.phase("data"):
+                batch = next(batches)
+        except InputEnded:
+            self._see_all(unseen, progress)
+            self._save_alone()
+            raise
+        newest: Any = unseen[-1][1]["loss"] if unseen else None
+        if newest is not None and not newest.is_ready():
+            waited = self.clock.seconds["data"] - before
+            self.clock.move(waited, "data", "step")
+        return batch
+
     def _see_all(self, unseen: _Unseen, progress: Progress | None) -> None:
-        while unseen:
-            self._see(*unseen.popleft(), progress)
+        with self.clock.phase("step"):
+            while unseen:
+                self._see(*unseen.popleft(), progress)
 
     def _see(
         self, step: int, metrics: dict[str, Any], progress: Progress | None
@@ -202,42 +222,49 @@ class Run:
         return self.plan.saves_at(self.done)
 
     def _evaluate_and_save(self) -> None:
-        metrics = {}
-        if self._evaluation_due():
-            with self.clock.phase("evaluation"):
-                metrics = self._evaluate()
+        metrics = self._evaluate() if self._evaluation_due() else {}
         if self._save_due():
-            with self.clock.phase("save"):
-                self._save(metrics)
+            self._save(metrics)
 
     def _evaluate(self) -> dict[str, float]:
         assert self.spec.evaluation is not None
         count = len(jax.tree.leaves(nnx.state(self.model)))
-        self.last_eval = evaluate(
-            self.spec.evaluation, self.eval_step, self.leaves[:count], self.mesh
-        )
+        with self.clock.phase("evaluation"):
+            self.last_eval = evaluate(
+                self.spec.evaluation, self.eval_step, self.leaves[:count], self.mesh
+            )
         self.logger.log_metrics_summary(self.done, **self.last_eval)
         return self.last_eval
 
     def _save(self, metrics: dict[str, float]) -> None:
         if self.saved_step == self.done:
             return
-        # Rows first: a checkpoint must not be ahead of the table that it continues.
-        self.logger.flush()
-        self.train_step.write_back(self.leaves, self.model, self.optimizer)
-        self.checkpointer.save(
-            self.done,
-            metrics,
-            position=position(self.spec, self.plan, self.stream, self.done),
-            milestone=self.done == self.plan.milestone,
-        )
+        with self.clock.phase("save"):
+            # Rows first: a checkpoint must not be ahead of the table it continues.
+            self.logger.flush()
+            self.write_back()
+            self.checkpointer.save(
+                self.done,
+                metrics,
+                position=position(self.spec, self.plan, self.stream, self.done),
+                milestone=self.done == self.plan.milestone,
+            )
         self.saved_step = self.done
+
+    def write_back(self) -> None:
+        """Puts the arrays as they are now into `model` and `optimizer`."""
+        self.train_step.write_back(self.leaves, self.model, self.optimizer)
+
+    def wait_for_checkpoint(self) -> None:
+        """Waits until the checkpoint that is being written is complete."""
+        with self.clock.phase("save"):
+            self.checkpointer.wait()
 
     def _save_alone(self) -> None:
         """Keeps what is done when only this process may know that it cannot go on."""
         if self.done and jax.process_count() == 1:
             self._save({})
-            self.checkpointer.wait()
+            self.wait_for_checkpoint()
 
     # -- ways to end ---------------------------------------------------------------
 
@@ -245,7 +272,7 @@ class Run:
         # The step left the state as it was before; so did those dispatched after it.
         self.done = step - 1
         self._save({})
-        self.checkpointer.wait()
+        self.wait_for_checkpoint()
         self._check_vocabulary(step - 1)
         raise DivergedError(
             f"step {step} (batch {step - 1}) is not finite: loss {loss}. The state "
@@ -269,62 +296,11 @@ class Run:
     def _stopped(self) -> int:
         if self.done:
             self._save({})
-        self.checkpointer.wait()
-        self.logger.log_message(
-            f"Stopped by {self.stop.signal_name or 'another process'} after step "
-            f"{self.done}; the same command continues from there."
-        )
-        return EXIT_RESTART
-
-    def _unfinished(self) -> bool:
-        """Whether all steps are done but a kill came before the results."""
-        is_over = self.done == self.spec.total_steps
-        return is_over and not ending.has_results(self.workdir, self.done)
+        return ending.stopped(self)
 
     def _finish(self) -> int:
         if self.done < self.spec.total_steps:
-            self.checkpointer.wait()
-            self.logger.log_message(
-                f"Stopped after step {self.done} as asked (stop_after)."
-            )
-            return EXIT_OK
+            return ending.stopped_as_asked(self)
         if self.spec.evaluation is not None and not self.last_eval:
             self._evaluate()
-        self.train_step.write_back(self.leaves, self.model, self.optimizer)
-        self._sample()
-        self.checkpointer.wait()
-        summary = {"steps": self.done, **self.last_eval, "seconds": self.clock.seconds}
-        self._write(ending.SUMMARY_FILE, _json(summary))
-        self.logger.log_message(describe.results_line(self.done, self.last_eval))
-        return EXIT_OK
-
-    def _sample(self) -> None:
-        if self.spec.sample is None:
-            return
-        with self.clock.phase("sample"):
-            model = self._model_of_lead()
-            text = "" if model is None else self.spec.sample.text(model)
-        self._write("sample.txt", text)
-        self.logger.log_message("Sample:\n%s", text)
-
-    def _model_of_lead(self) -> nnx.Module | None:
-        """The model, on the lead's own devices; None in other processes."""
-        if jax.process_count() == 1:
-            return self.model
-        whole = sharding.replicated(self.mesh)
-        state = jax.jit(lambda s: s, out_shardings=whole)(nnx.state(self.model))
-        if jax.process_index():
-            return None
-        abstract = nnx.eval_shape(lambda: self.spec.create()[0])
-        local = jax.tree.map(lambda leaf: leaf.addressable_data(0), state)
-        return nnx.merge(nnx.graphdef(abstract), local)
-
-    def _write(self, name: str, text: str) -> None:
-        if jax.process_index() == 0:
-            part = self.workdir / f".{name}.part"
-            part.write_text(text, encoding="utf-8")
-            part.replace(self.workdir / name)
-
-
-def _json(values: dict[str, Any]) -> str:
-    return json.dumps(values, indent=2, default=str) + "\n"
+        return ending.finished(self)

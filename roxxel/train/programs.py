@@ -5,6 +5,7 @@ new shape arrives would stop the device for as long as that takes; here it happe
 thread while the phase before still runs. Nothing is ever dropped or compiled twice.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -21,33 +22,44 @@ _Key = tuple
 
 
 class StepPrograms:
-    """`run(leaves, batch)` with one compiled program for each shape of batches.
+    """`of(batch)(leaves, batch)` with one program for each shape of batches.
 
     Args:
       step: what is compiled.
       leaves: the state; its shapes and shardings stay what they are.
       stream: tells overlap, dtype and sharding of its batches.
       spans: of the plan.
+      compiling: a context in which the caller waits for a program.
     """
 
     def __init__(
-        self, step: TrainStep, leaves: Leaves, stream: Any, spans: tuple[Span, ...]
+        self,
+        step: TrainStep,
+        leaves: Leaves,
+        stream: Any,
+        spans: tuple[Span, ...],
+        *,
+        compiling: Callable[[], contextlib.AbstractContextManager] = (
+            contextlib.nullcontext
+        ),
     ):
         self._step = step
         self._leaves = jax.tree.map(_abstract, leaves)
         self._stream = stream
         self._spans = spans
+        self._compiling = compiling
         self._programs: dict[_Key, Callable] = {}
         self._coming: tuple[_Key, threading.Thread, list[BaseException]] | None = None
 
-    def run(self, leaves: Leaves, batch: Any) -> tuple[Leaves, dict[str, jax.Array]]:
-        """One step; compiles first where no program fits the batch yet."""
+    def of(self, batch: Any) -> Callable[[Leaves, Any], tuple[Leaves, dict]]:
+        """The step for batches of this shape; compiles first where there is none."""
         key = _key(batch)
         program = self._programs.get(key)
         if program is None:
-            self._take_coming(key)
-            program = self._programs.get(key) or self._compile(key, batch)
-        return program(leaves, batch)
+            with self._compiling():
+                self._take_coming(key)
+                program = self._programs.get(key) or self._compile(key, batch)
+        return program
 
     def prepare_after(self, step: int) -> None:
         """Begins to compile for the span behind that of `step`, on a thread."""

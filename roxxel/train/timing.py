@@ -1,39 +1,83 @@
 """Where the wall time of a run goes, and the rate at which tokens pass."""
 
+import array
 import contextlib
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 WINDOW_STEPS = 50
 
+# Of a run's wall time. What is in no phase is "other"; all before the loop is "start".
+PHASES = (
+    *("start", "compile", "data", "step", "evaluation", "save", "sample", "other"),
+)
+# Time in which steps go on; the rest does not slow the reported rate.
+_TRAINING = ("data", "step", "other")
+_STEPS_KEPT = 10_000  # of the step times, for the percentiles
+
 
 class StepClock:
-    """Tokens a second over the last steps, and seconds spent by phase.
+    """Seconds spent by phase, tokens a second, and how long steps take.
 
-    `tick` is called as steps complete; time spent inside `phase` (evaluation, save)
-    is not counted as training time.
+    The phases exclude each other: one inside another stops the outer's time, so that
+    `seconds` sums to the time since the clock was made. `tick` is called as steps
+    complete; time in other phases than data, step and other is no part of the rate.
+
+    Args:
+      clock: monotonic seconds.
+
+    Attributes:
+      current: the phase that runs now.
+      since: when it began, or last showed a sign of life (`beat`).
     """
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._paused = 0.0
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self.current = "start"
+        self.since = self._counted = clock()
         self._ticks: deque[tuple[float, int]] = deque(maxlen=WINDOW_STEPS + 1)
+        self._step_secs = array.array("f")
+        self._num_steps = 0
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase, up to now; those of no time at all are left out."""
+        self._count()
+        return {name: spent for name, spent in self._seconds.items() if spent}
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Generator[None]:
-        """Counts the time of the block under `name`."""
-        start = time.perf_counter()
+        """Counts the time of the block under `name`, one of `PHASES`."""
+        outer = self.switch(name)
         try:
             yield
         finally:
-            spent = time.perf_counter() - start
-            self.seconds[name] = self.seconds.get(name, 0.0) + spent
-            self._paused += spent
+            self.switch(outer)
+
+    def switch(self, name: str) -> str:
+        """Counts the time from now on under `name`; returns what it was before."""
+        self._count()
+        before, self.current = self.current, name
+        self.since = self._counted
+        return before
+
+    def beat(self) -> None:
+        """A sign of life inside of a phase, such as one more batch evaluated."""
+        self.since = self._clock()
+
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """Counts time under `target` that was counted under `source`."""
+        self._seconds[source] -= seconds
+        self._seconds[target] += seconds
 
     def tick(self, tokens: int) -> None:
         """One more step has completed, `tokens` since the beginning of the run."""
-        self._ticks.append((time.perf_counter() - self._paused, tokens))
+        now = sum(self.seconds.get(name, 0.0) for name in _TRAINING)
+        if self._ticks:
+            self._keep(now - self._ticks[-1][0])
+        self._ticks.append((now, tokens))
 
     @property
     def tokens_per_sec(self) -> float:
@@ -42,3 +86,23 @@ class StepClock:
             return 0.0
         (start, before), (end, after) = self._ticks[0], self._ticks[-1]
         return (after - before) / (end - start) if end > start else 0.0
+
+    def step_percentiles(self) -> dict[str, float]:
+        """Seconds a step, as p50, p90 and p99 of the last steps; empty before two."""
+        ordered = sorted(self._step_secs)
+        if not ordered:
+            return {}
+        last = len(ordered) - 1
+        return {f"p{part}": ordered[round(last * part / 100)] for part in (50, 90, 99)}
+
+    def _keep(self, seconds: float) -> None:
+        if len(self._step_secs) < _STEPS_KEPT:
+            self._step_secs.append(seconds)
+        else:
+            self._step_secs[self._num_steps % _STEPS_KEPT] = seconds
+        self._num_steps += 1
+
+    def _count(self) -> None:
+        now = self._clock()
+        self._seconds[self.current] += now - self._counted
+        self._counted = now
