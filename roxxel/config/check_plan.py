@@ -17,6 +17,7 @@ def plan(
     stream, total = values.get("stream"), values.get("total_steps")
     rows = sharding.batch_shards(mesh)
     _check_divides("stream", _spans(stream, total), rows, problems)
+    _check_accumulate(values.get("accumulate"), _spans(stream, total), rows, problems)
     size = _evaluation_rows(values.fields.get("evaluation"))
     if size and size % rows:
         problems.append(_not_divided("evaluation", size, rows))
@@ -48,6 +49,16 @@ def _check_divides(
     for span in spans:
         if span.batch_size % shards:
             problems.append(_not_divided(where, span.batch_size, shards))
+
+
+def _check_accumulate(
+    count: Any, spans: list[Any], shards: int, problems: list[str]
+) -> None:
+    from roxxel.train import accumulate
+
+    if isinstance(count, int) and count > 1:
+        found = accumulate.problems(spans, count, shards)
+        problems += [text for text in found if text not in problems]
 
 
 def _not_divided(where: str, batch_size: int, shards: int) -> str:

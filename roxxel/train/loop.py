@@ -21,7 +21,7 @@ from roxxel import sharding
 from roxxel.errors import EXIT_OK, ConfigError, DivergedError
 from roxxel.logger import Logger
 from roxxel.progress import Progress
-from roxxel.train import describe, ending
+from roxxel.train import accumulate, describe, ending
 from roxxel.train.evaluation import evaluate, make_eval_step
 from roxxel.train.feeds import InputEnded
 from roxxel.train.plan import make_plan
@@ -61,6 +61,7 @@ class Run:
         self.run_info = run_info
         self.mesh = sharding.make_mesh(spec.mesh_axes)
         self.stream = spec.stream.place(self.mesh, sharding.batch_sharding(self.mesh))
+        accumulate.check_divides(self.stream.spans(), spec.accumulate, self.mesh)
         if spec.evaluation is not None:
             spec.evaluation.check_divides(self.mesh)
         self.model, self.optimizer = sharding.create_on(self.mesh, spec.create)

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from roxxel.train import accumulate as accumulation
+
 Leaves = list[jax.Array]
 # (model, tokens, loss mask or nothing) -> (mean loss, counted targets)
 LossFn = Callable[..., tuple[jax.Array, jax.Array]]
@@ -81,6 +83,7 @@ def make_train_step(
     loss_fn: LossFn,
     *,
     schedule: optax.Schedule | None = None,
+    accumulate: int = 1,
     donate: bool = True,
 ) -> TrainStep:
     """Builds the step for modules of this structure; compiles at the first call.
@@ -90,6 +93,7 @@ def make_train_step(
       optimizer: made with `wrt=nnx.Param`.
       loss_fn: `(model, batch) -> (mean loss, number of counted targets)`.
       schedule: reported as `learning_rate`, at the optimizer's count.
+      accumulate: micro-batches of a step, see `roxxel.train.accumulate`.
       donate: reuse the memory of the leaves passed in.
     """
     graphdefs = (nnx.graphdef(model), nnx.graphdef(optimizer))
@@ -98,9 +102,10 @@ def make_train_step(
     def run(leaves, batch):
         *old, alive = leaves
         states = jax.tree.unflatten(treedef, old)
-        model, optimizer = map(nnx.merge, graphdefs, states)
-        grad_fn = nnx.value_and_grad(loss_fn, has_aux=True)
-        (loss, weight), grads = grad_fn(model, batch)
+        loss, weight, grads, state = accumulation.gradients(
+            loss_fn, graphdefs[0], states[0], batch, count=accumulate
+        )
+        model, optimizer = map(nnx.merge, graphdefs, (state, states[1]))
         grad_norm = optax.tree.norm(grads)
         metrics = {"loss": loss, "grad_norm": grad_norm, "tokens": weight}
         if schedule is not None:

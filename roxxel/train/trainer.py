@@ -16,7 +16,7 @@ from roxxel.distributed import is_lead
 from roxxel.errors import ConfigError
 from roxxel.logger import Logger
 from roxxel.models.losses import next_token_loss
-from roxxel.train import ending, initial, inputs, lock
+from roxxel.train import accumulate, ending, initial, inputs, lock
 from roxxel.train.evaluation import Evaluation
 from roxxel.train.loop import Run
 from roxxel.train.plan import resolve_cadences
@@ -45,6 +45,8 @@ class Trainer:
         the run, text with a unit); one more checkpoint comes at the end, and one that
         is kept where the schedule's decay starts.
       mesh_axes: sizes by axis name; -1 takes what the others leave.
+      accumulate: micro-batches a step, one after the other: the same result with the
+        memory of one of them. Each lies over all devices of the batch.
       stop_after: stop once this many steps are completed, with the schedule unchanged.
       seed: of the parameters.
       init_from: work directory or checkpoints of another run, whose parameters this
@@ -68,6 +70,7 @@ class Trainer:
     logger: Callable[..., Logger] = Logger
     save_every: Length | None = 500
     mesh_axes: dict[str, int] = dataclasses.field(default_factory=lambda: {"data": -1})
+    accumulate: int = 1
     stop_after: int | None = None
     seed: int = 0
     init_from: str | os.PathLike | None = None
@@ -96,6 +99,8 @@ class Trainer:
                 f" got {self.stream.overlap}."
             )
         resolve_cadences(self)
+        accumulate.check_count(self.accumulate)
+        accumulate.check_divides(self.stream.spans(), self.accumulate, None)
         initial.check_options(self)
 
     def create(self) -> tuple[nnx.Module, nnx.Optimizer]:
@@ -105,7 +110,13 @@ class Trainer:
 
     def make_step(self, model: nnx.Module, optimizer: nnx.Optimizer) -> TrainStep:
         """The step that the run takes, for modules as `create` makes them."""
-        return make_train_step(model, optimizer, self.loss, schedule=self.schedule)
+        return make_train_step(
+            model,
+            optimizer,
+            self.loss,
+            schedule=self.schedule,
+            accumulate=self.accumulate,
+        )
 
     def nothing_left(self, workdir: pathlib.Path) -> bool:
         """Whether `run(workdir)` would train nothing; asks for no device."""
