@@ -12,6 +12,7 @@
 import os
 import pathlib
 import threading
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from absl import logging
@@ -191,6 +192,9 @@ class Checkpointer:
         partial: bool = False,
         model_only: bool = False,
         rules: renaming.Rules | None = None,
+        cast: comparison.Cast = "none",
+        resize: Sequence[str] = (),
+        part: str = "model",
     ) -> int:
         """Restores model and optimizer; returns the number of completed steps.
 
@@ -205,6 +209,13 @@ class Checkpointer:
           model_only: leave the optimizer as it is.
           rules: names of arrays in the checkpoint to names in the model, or to None to
             leave them out: `{"old.*": "new.*"}`, see `roxxel.checkpointing.renaming`.
+          cast: take floating-point arrays of other types too: "widen" where the
+            model's type holds every value, "any" with rounding.
+          resize: names in the model (`*` is any text) of arrays that may have another
+            number of rows: those in common are taken, the model keeps its others.
+          part: what of the checkpoint is restored into the model: "model", or the
+            beginning of the names of another copy of the parameters; needs
+            `model_only` where there is an optimizer.
 
         Returns:
           Completed steps of the restored checkpoint; 0, with nothing restored, when
@@ -223,7 +234,12 @@ class Checkpointer:
                 if name == "model" or not model_only
             }
             self._check_objects(objects)
-            how: restoring.How = {"partial": partial, "rules": rules}
+            how = restoring.How(
+                partial=partial,
+                rules=rules,
+                allowed=comparison.Allowed(cast=cast, resize=resize),
+                part=part,
+            )
             found, self._restored = self._restore(step, objects, how)
             if found is None:
                 return 0
@@ -233,15 +249,33 @@ class Checkpointer:
 
     def _restore(self, step, objects, how):
         if step is None:
-            result = restoring.newest_readable(self._root, objects, **how)
+            result = restoring.newest_readable(self._root, objects, how)
             return result or (None, None)
         found = files.find(self._root, step, self._keep)
-        return found, restoring.into_objects(found, objects, **how)
+        source = restoring.StepSource(found)
+        return found, restoring.into_objects(source, objects, how)
+
+    def compare(
+        self,
+        model: Any,
+        step: int | Literal["best"] | None = None,
+        how: restoring.How = restoring.EXACT,
+    ) -> comparison.Comparison:
+        """What `restore` would take for `model`, which may be abstract; reads no array.
+
+        Raises:
+          ConfigError: as `restore`.
+          CheckpointError: the step is not there.
+        """
+        step = self.latest_step() if step is None else step
+        found = files.find(self._root, 0 if step is None else step, self._keep)
+        source = restoring.StepSource(found)
+        return restoring.compare(source, {"model": model}, how).found
 
     def _report(self, step: files.Step) -> None:
         if jax.process_index() != 0 or self._restored is None:
             return
-        count, folder = len(self._restored.matching), step.path
+        count, folder = len(self._restored.taken), step.path
         logging.info("restored %d arrays of step %d: %s", count, step.number, folder)
         if not self._restored.complete:
             text = "partial restore of step %d, %d arrays; %s"

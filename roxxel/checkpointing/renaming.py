@@ -7,7 +7,7 @@ that fits a name is used.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from roxxel.errors import ConfigError
@@ -32,7 +32,7 @@ def check_rules(rules: Any) -> None:
             )
 
 
-def origins(stored: Iterable[str], rules: Rules | None) -> dict[str, str]:
+def origins(stored: Collection[str], rules: Rules | None) -> dict[str, str]:
     """Names of the stored arrays by the names that they get; those left out are not in.
 
     Args:
@@ -46,12 +46,11 @@ def origins(stored: Iterable[str], rules: Rules | None) -> dict[str, str]:
     unused = dict.fromkeys(rules or {})
     by_new: dict[str, str] = {}
     for name in stored:
-        head, _, path = name.partition("/")
-        dotted = path.replace("/", ".")
-        new = _renamed(dotted, rules or {}, unused)
+        head, path = name.partition("/")[0], dotted(name)
+        new = _renamed(path, rules or {}, unused)
         if new is None:
             continue
-        new = name if new == dotted else f"{head}/{new.replace('.', '/')}"
+        new = name if new == path else f"{head}/{new.replace('.', '/')}"
         if new in by_new:
             raise ConfigError(
                 f"init_rules: {by_new[new]} and {name} both become {new}."
@@ -60,15 +59,28 @@ def origins(stored: Iterable[str], rules: Rules | None) -> dict[str, str]:
     if unused:
         raise ConfigError(
             f"init_rules: {', '.join(map(repr, unused))} fits no array of the "
-            f"checkpoint; it has {', '.join(list(by_new.values())[:20])}."
+            f"checkpoint; it has {', '.join(map(dotted, [*stored][:20]))}."
         )
     return by_new
 
 
+def dotted(name: str) -> str:
+    """The path within its object: `layers.0.kernel` of `model/layers/0/kernel`."""
+    return name.partition("/")[2].replace("/", ".")
+
+
+def fitting(names: Iterable[str], pattern: str) -> list[str]:
+    """Those of `names` whose dotted path fits a pattern."""
+    return [name for name in names if _match(pattern, dotted(name))]
+
+
+def _match(pattern: str, path: str) -> re.Match[str] | None:
+    return re.fullmatch("(.*)".join(map(re.escape, pattern.split("*"))), path)
+
+
 def _renamed(name: str, rules: Rules, unused: dict[str, None]) -> str | None:
     for old, new in rules.items():
-        pattern = "(.*)".join(map(re.escape, old.split("*")))
-        match = re.fullmatch(pattern, name)
+        match = _match(old, name)
         if match is None:
             continue
         unused.pop(old, None)

@@ -1,8 +1,9 @@
 """From a step folder into the NNX objects of this process group."""
 
+import dataclasses
 import json
 import pathlib
-from typing import Any, TypedDict
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -16,20 +17,72 @@ from roxxel.errors import ConfigError
 _DAMAGE = (ValueError, OSError, KeyError, TypeError)
 _MESSAGE_BYTES = 4096
 
+MODEL = "model"
 
-class How(TypedDict):
-    """What may differ between a checkpoint and the objects."""
 
-    partial: bool
-    rules: renaming.Rules | None
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class How:
+    """What may differ between a checkpoint and the objects.
+
+    Attributes:
+      partial: arrays may be missing, extra or different.
+      rules: names there to names here, see `renaming`.
+      allowed: how arrays of the same name may differ and still be taken.
+      part: the first part of the names there that stands for the model.
+    """
+
+    partial: bool = False
+    rules: renaming.Rules | None = None
+    allowed: comparison.Allowed = comparison.EXACT
+    part: str = MODEL
+
+
+EXACT = How()
+
+
+class Source(Protocol):
+    """What holds arrays by name.
+
+    Attributes:
+      title: "the checkpoint ...", for messages.
+      arrays: descriptions `[dtype, shape]` by name.
+    """
+
+    title: str
+    arrays: dict[str, list]
+
+    def read(self, targets: dict[str, Any]) -> dict[str, Any]:
+        """Values by name, each placed where its target lies, typed as the target."""
+        ...
+
+
+class StepSource:
+    """The folder of a step as a source."""
+
+    def __init__(self, step: files.Step):
+        self._step = step
+        self.title = f"the checkpoint of step {step.number} ({step.path})"
+        self.arrays: dict[str, list] = step.record["arrays"]
+
+    def read(self, targets: dict[str, Any]) -> dict[str, Any]:
+        """See `Source`.
+
+        Raises:
+          CheckpointError: the files cannot be read.
+        """
+        return _read(self._step, targets)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What would be restored: the comparison, and names there by names here."""
+
+    found: comparison.Comparison
+    origins: dict[str, str]
 
 
 def newest_readable(
-    root: pathlib.Path,
-    objects: dict[str, Any],
-    *,
-    partial: bool,
-    rules: renaming.Rules | None,
+    root: pathlib.Path, objects: dict[str, Any], how: How
 ) -> tuple[files.Step, comparison.Comparison] | None:
     """Restores the newest complete step that can be read; None if nothing is there.
 
@@ -43,7 +96,7 @@ def newest_readable(
         step = files.inspect(root / name)
         assert isinstance(step, files.Step)
         try:
-            matched = into_objects(step, objects, partial=partial, rules=rules)
+            matched = into_objects(StepSource(step), objects, how)
         except files.CheckpointError as err:
             skipped.append(str(err))
             continue
@@ -64,40 +117,91 @@ def _warn_of(root: pathlib.Path, skipped: list[str]) -> None:
 
 
 def into_objects(
-    step: files.Step,
-    objects: dict[str, Any],
-    *,
-    partial: bool,
-    rules: renaming.Rules | None,
+    source: Source, objects: dict[str, Any], how: How
 ) -> comparison.Comparison:
-    """Restores one step; on any error the objects are as they were.
+    """Restores from a source; on any error the objects are as they were.
 
     Raises:
       CheckpointError: the files cannot be read.
-      ConfigError: the arrays differ from those of the objects and `partial` is false,
-        or none is the same.
+      ConfigError: arrays differ in what `how` does not allow, or none can be taken.
     """
     targets = state.named_leaves(objects)
-    wanted = {name: state.describe(name, leaf) for name, leaf in targets.items()}
-    recorded = step.record["arrays"]
-    names = [name for name in recorded if name.split("/")[0] in objects]
-    origins = renaming.origins(names, rules)
-    stored = {name: recorded[old] for name, old in origins.items()}
-    found = comparison.compare(wanted, stored)
-    if not found.matching or not (partial or found.complete):
+    plan = compare(source, objects, how)
+    wanted = {plan.origins[name]: name for name in plan.found.taken}
+    reading = {
+        old: _as_stored(targets[name], source.arrays[old])
+        for old, name in wanted.items()
+    }
+    values = source.read(reading)
+    fitted = {name: _fitted(values[old], targets[name]) for old, name in wanted.items()}
+    state.assign(objects, fitted)
+    return plan.found
+
+
+def compare(source: Source, objects: dict[str, Any], how: How) -> Plan:
+    """What `into_objects` would do; reads no arrays, and the objects may be abstract.
+
+    Raises:
+      ConfigError: as `into_objects`.
+    """
+    leaves = state.named_leaves(objects)
+    wanted = {name: state.describe(name, leaf) for name, leaf in leaves.items()}
+    names = _of_part(source, how.part, objects)
+    origins = renaming.origins(names, how.rules)
+    origins = {name: names[old] for name, old in origins.items()}
+    stored = {name: source.arrays[old] for name, old in origins.items()}
+    used = set(origins.values())
+    left_out = [old for old in names.values() if old not in used]
+    found = comparison.compare(wanted, stored, how.allowed, left_out)
+    if not found.taken or not (how.partial or found.complete):
         partly = (
             " Checkpointer.restore(partial=True) takes the arrays that match; so does"
             " a new run with init_from."
         )
-        hint = "" if partial else partly
+        hint = "" if how.partial else partly
+        raise ConfigError(f"{source.title} does not fit: {found}.{hint}")
+    return Plan(found, origins)
+
+
+def _of_part(source: Source, part: str, objects: dict[str, Any]) -> dict[str, str]:
+    """Names there by what they are called before rules: those of the objects."""
+    if part == MODEL:
+        return {n: n for n in source.arrays if n.split("/")[0] in objects}
+    prefix = part.strip("/").replace(".", "/") + "/"
+    names = {
+        f"{MODEL}/{name.removeprefix(prefix)}": name
+        for name in source.arrays
+        if name.startswith(prefix)
+    }
+    if not names:
+        parts = dict.fromkeys(name.split("/")[0] for name in source.arrays)
         raise ConfigError(
-            f"the checkpoint of step {step.number} ({step.path}) does not fit: "
-            f"{found}.{hint}"
+            f"init_part={part!r}: {source.title} has no such part; it has "
+            f"{', '.join(parts)}."
         )
-    wanted_by_old = {origins[name]: targets[name] for name in found.matching}
-    values = _read(step, wanted_by_old)
-    state.assign(objects, {name: values[origins[name]] for name in found.matching})
-    return found
+    return names
+
+
+def _as_stored(target: Any, description: list) -> Any:
+    """The target itself, or one of the stored shape and type in its place."""
+    if state.describe("", target) == description:
+        return target
+    dtype, shape = description
+    sharding = state.sharding_of(target) if list(np.shape(target)) == shape else None
+    return jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype), sharding=sharding)
+
+
+def _fitted(value: Any, target: Any) -> Any:
+    """`value` in the target's type; of another number of rows, those in common."""
+    if state.describe("", value) == state.describe("", target):
+        return value
+    if value.shape == target.shape:
+        return value.astype(target.dtype)
+    rows = min(value.shape[0], target.shape[0])
+    taken = np.asarray(value)[:rows].astype(target.dtype)
+    sharding = state.sharding_of(target)
+    put = jax.jit(lambda whole, part: whole.at[:rows].set(part), out_shardings=sharding)
+    return put(target, taken)
 
 
 def _read(step: files.Step, targets: dict[str, Any]) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def _lookup(tree: dict, name: str) -> Any:
     return node
 
 
-def _sharding(target: Any) -> jax.sharding.Sharding | None:
+def sharding_of(target: Any) -> jax.sharding.Sharding | None:
     """Where the target is tied to, None where it is not."""
     if isinstance(target, jax.Array) and not getattr(target, "committed", True):
         return None
@@ -184,7 +184,7 @@ def _sharding(target: Any) -> jax.sharding.Sharding | None:
 
 
 def _how(target: Any) -> ocp.RestoreArgs:
-    sharding = _sharding(target)
+    sharding = sharding_of(target)
     if sharding is None:
         return ocp.RestoreArgs(restore_type=np.ndarray)
     return ocp.ArrayRestoreArgs(sharding=sharding)
@@ -200,7 +200,7 @@ def _like(target: Any, value: Any) -> Any:
         return np.asarray(value).astype(target.dtype, copy=False)[()]
     if not hasattr(target, "dtype"):
         return type(target)(np.asarray(value).item())
-    sharding = _sharding(target)
+    sharding = sharding_of(target)
     if isinstance(value, np.ndarray | np.generic):
         copied = jnp.array(value, dtype=target.dtype, copy=True)
         return copied if sharding is None else jax.device_put(copied, sharding)

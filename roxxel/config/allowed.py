@@ -31,6 +31,7 @@ _ROXXEL: dict[str, frozenset[str] | None] = {
     "roxxel.data.phases": frozenset({"Phase"}),
     "roxxel.data.stream": frozenset({"RoxxelStream"}),
     "roxxel.dataset": frozenset({"Roxxel"}),
+    "roxxel.exchange.huggingface": frozenset({"model_of"}),
     "roxxel.logger": frozenset({"Logger"}),
     "roxxel.models": None,
     "roxxel.optim": None,

@@ -30,7 +30,6 @@ from roxxel.errors import ConfigError
 
 ASSUMED_STEPS = 1000  # of a run whose length is not known
 MOST_DEVICES = 1 << 20
-_INITIAL = ("init_from", "init_step", "init_rules")
 _SIZE = re.compile(r"([\d.eE+_]+)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
@@ -70,7 +69,7 @@ def report(
                 model, values, mesh, limits.memory_bytes, problems=problems
             ),
         ]
-    _check_initial(found, values, line.get("workdir"), problems)
+    _check_initial(found, values, model, line.get("workdir"), problems)
     sections.append(check_data.data(values))
     sections += check_plan.plan(values, mesh, model, problems)
     sections += [_problems(problems)] if problems else []
@@ -80,19 +79,21 @@ def report(
 def _check_initial(
     found: resolve.Experiment,
     values: abstract.Values,
+    model: Any,
     given: str | None,
     problems: list[str],
 ) -> None:
-    """Adds a problem where the run to begin with is not there."""
-    if not set(_INITIAL) <= set(fields.names(found.config)):
-        return
+    """Adds a problem where what to begin with is not there, or does not fit."""
     from roxxel.train import initial
 
-    spec: Any = types.SimpleNamespace(**{name: values.get(name) for name in _INITIAL})
+    names = initial.OPTIONS
+    if not set(names) <= set(fields.names(found.config)):
+        return
+    spec: Any = types.SimpleNamespace(**{name: values.get(name) for name in names})
     given = given or start.configured_workdir(found)
     try:
         initial.check_options(spec)
-        initial.check_source(spec, workdir_lib.choose(given, found.name))
+        initial.check_source(spec, workdir_lib.choose(given, found.name), model)
     except ConfigError as err:
         if str(err) not in problems:
             problems.append(str(err))

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import optax
@@ -49,13 +49,22 @@ class Trainer:
         memory of one of them. Each lies over all devices of the batch.
       stop_after: stop once this many steps are completed, with the schedule unchanged.
       seed: of the parameters.
-      init_from: work directory or checkpoints of another run, whose parameters this
-        one begins with where name, shape and dtype are the same. Once the run has a
-        checkpoint of its own, it continues from that.
+      init_from: work directory or checkpoints of another run, or a Hugging Face folder
+        (`config.json` and safetensors), whose parameters this run begins with where
+        names and shapes are the same. Once the run has a checkpoint of its own, it
+        continues from that.
       init_step: completed steps of the other run, "best", or None for its newest.
       workdir: where `python -m roxxel.main` runs it unless `--workdir` says.
       init_rules: dotted names of parameters there to names here, or to None to leave
-        them out; `*` stands for any text: `{"old.*": "new.*"}`.
+        them out; `*` stands for any text: `{"old.*": "new.*"}`. Those of a Hugging
+        Face folder have the names that they get here.
+      init_part: what of the other run's checkpoint is taken: "model", or the beginning
+        of the names of another copy of its parameters, such as averaged ones.
+      init_resize: names of parameters here that may have another number of rows, such
+        as `["embedding", "head"]` for a larger vocabulary: rows in common are taken.
+      init_cast: take values of a wider type too, rounded; narrower ones always are.
+      init_settings: settings, such as `["rope_theta"]`, that a Hugging Face folder may
+        have otherwise than the model here.
     """
 
     model: Callable[..., nnx.Module]
@@ -76,6 +85,10 @@ class Trainer:
     init_from: str | os.PathLike | None = None
     init_step: int | Literal["best"] | None = None
     init_rules: Mapping[str, str | None] | None = None
+    init_part: str = "model"
+    init_resize: Sequence[str] = ()
+    init_cast: bool = False
+    init_settings: Sequence[str] = ()
     workdir: str | os.PathLike | None = None
 
     def __post_init__(self):
@@ -135,7 +148,9 @@ class Trainer:
           DivergedError: a loss or gradient is not finite.
         """
         workdir = pathlib.Path(workdir)
-        initial.check_source(self, workdir)
+        if self.init_from is not None:
+            model = nnx.eval_shape(lambda: self.model(rngs=nnx.Rngs(self.seed)))
+            initial.check_source(self, workdir, model)
         workdir.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
             if is_lead():
