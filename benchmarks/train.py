@@ -165,13 +165,13 @@ def length(args):
 
 
 def loss(args):
-    options = {"loss": "head", "batch_size": 1, "seq_len": 2048, "d_model": 256}
+    options = {"loss": "head", "batch_size": 2, "seq_len": 2048, "d_model": 256}
     options |= {"vocab_size": 131072}
     sides = [
         Side("whole logits", "roxxel_side", options | {"pieces": 0}),
-        Side("in pieces of 256", "roxxel_side", options | {"pieces": 256}),
+        Side("in pieces of 128", "roxxel_side", options | {"pieces": 128}),
     ]
-    peaks = list(compare("Loss, 128k ids, 1 x 2048", sides, args, 2048).values())
+    peaks = list(compare("Loss, 128k ids, 2 x 2048", sides, args, 4096).values())
     print(f"peak in pieces / whole: {peaks[1] / peaks[0]:.2f}")
 
 

@@ -1,6 +1,6 @@
 """roxxel's whole training step: forward, backward, clipping, AdamW.
 
-    python -m trainbench.roxxel_side '{"model": "ssm", "sizes": {...}, "batch_size": 8, ...}'
+    python -m trainbench.roxxel_side '{"model": "ssm", "sizes": {...}, ...}'
 
 Keys: `model` (ssm, transformer or hybrid), `sizes` (arguments of the model),
 `batch_size`, `seq_len`, `loss` ("train" for a step, "head" for the loss and its

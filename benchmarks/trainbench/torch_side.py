@@ -1,6 +1,6 @@
 """Training steps in PyTorch: transformers' Mamba-2, or a plain Transformer with SDPA.
 
-    python -m trainbench.torch_side '{"model": "ssm", "sizes": {...}, "batch_size": 8, ...}'
+    python -m trainbench.torch_side '{"model": "ssm", "sizes": {...}, ...}'
 
 Keys as `roxxel_side.py`. The Transformer is written here in the fashion of nanoGPT
 (fused products, scaled_dot_product_attention), with the blocks that ours has.
