@@ -35,14 +35,14 @@ def check_options(spec: "Trainer") -> None:
     """Raises a ConfigError where the options cannot be meant so; reads no files."""
     if spec.init_from is None:
         for name, default in _OPTIONS.items():
-            value = getattr(spec, name)
-            if value is not None and value != default:
+            if getattr(spec, name) not in (None, default, []):
                 raise ConfigError(f"trainer: {name} needs init_from.")
         return
     renaming.check_rules(spec.init_rules)
     for name in ("init_resize", "init_settings"):
-        _check_names(name, getattr(spec, name))
-    if not isinstance(spec.init_part, str) or not spec.init_part:
+        _check_names(name, getattr(spec, name) or ())
+    part = spec.init_part or restoring.MODEL
+    if not isinstance(part, str):
         raise ConfigError(
             f"trainer: init_part must be 'model' or the beginning of names in the "
             f"checkpoint, got {spec.init_part!r}."
