@@ -19,7 +19,7 @@ from roxxel.train.trainer import Trainer
 # What every run of a trainer tells, and what each evaluation does.
 _METRICS = ("loss", "perplexity", "grad_norm", "learning_rate", "tokens")
 _METRICS += ("tokens_per_sec",)
-_EVALUATED = ("loss", "perplexity", "bits_per_byte")
+_EVALUATED = ("loss", "perplexity", "accuracy", "bits_per_byte")
 
 
 def main() -> int:
@@ -53,8 +53,9 @@ def check_metric(config: fdl.Buildable, metric: str | None) -> None:
     known = list(_METRICS)
     evaluation = config.__arguments__.get("evaluation")
     if isinstance(evaluation, fdl.Buildable):
-        name = getattr(evaluation, "name", None) or "eval"
-        known = [*(f"{name}_{kind}" for kind in _EVALUATED), *known]
+        evaluation = {getattr(evaluation, "name", None) or "eval": evaluation}
+    names = list(evaluation or {})
+    known = [f"{name}_{kind}" for name in names for kind in _EVALUATED] + known
     if metric not in known:
         hint = suggest.did_you_mean(metric, known, what="metrics")
         raise ConfigError(f"--metric={metric}: the trials do not tell it.{hint}")

@@ -98,7 +98,7 @@ def test_report_before_and_after_the_data_are_built(capsys):
         "30 steps of 8 x 8 tokens, 8 row(s) on a device",
         "1,920 tokens in all, 0.97 epochs of 31 steps",
         "checkpoint every 10 steps and at the end",
-        "evaluation every 10 steps and at the end on the held-out set",
+        "evaluation every 10 steps and at the end on the held-out set eval",
         "1,536 FLOPs a token",
         "end of warm-up     step         1  0.05",
     ):
@@ -183,7 +183,6 @@ def test_batch_size_moves_an_epoch_budget_and_its_schedule(capsys):
     [
         (["--devices=3"], ["stream: batch_size 8", "3 devices", "6 or 9"]),
         (["--devices=16"], ["batch_size 8", "16 devices", "16."]),
-        (["--fdl.evaluation.batch_size=3", "--devices=2"], ["evaluation", "2 or 4"]),
         (["--fdl.mesh_axes=data=2,fsdp=3", "--devices=4"], ["mesh axes", "4 devices"]),
         (["--fdl.mesh_axes=data=-1,fsdp=-1"], ["mesh axes", "at most one"]),
         (["--memory=1e3"], ["memory: 4.01 KiB", "1,000 B", "fsdp"]),

@@ -184,12 +184,6 @@ def test_evaluation_never_cuts_or_wraps_ids(tmp_path, values):
         )
 
 
-def test_evaluation_batch_that_does_not_divide_is_refused(dataset):
-    evaluation = Evaluation(dataset=dataset, seq_len=4, batch_size=6)
-    with pytest.raises(ConfigError, match="6 not divisible by 8 devices on axis data"):
-        evaluation.check_divides(sharding.make_mesh({"data": -1}))
-
-
 def test_dropout_is_off_in_evaluation(dataset):
     class Dropping(Bigram):
         def __init__(self, *, rngs):

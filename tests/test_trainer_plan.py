@@ -55,7 +55,7 @@ def test_lengths_in_any_unit_are_told_and_recorded(dataset, tmp_path):
     assert run.run(tmp_path / "run") == 0
     plan = json.loads((tmp_path / "run" / "run.json").read_text())["plan"]
     assert plan["save_every"] == 6
-    assert plan["evaluate_every"] == 5
+    assert plan["evaluate_every"] == {"eval": 5}
     assert (plan["warmup_steps"], plan["decay_start"]) == (4, 14)
     assert plan["tokens"] == 20 * 64
     assert "Plan 20 steps of 8 x 8 tokens, 1,280 tokens in all" in log_of(

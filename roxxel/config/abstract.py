@@ -18,6 +18,9 @@ from roxxel.data.reading_only import NotBuiltError, reading_only
 from roxxel.dataset import Roxxel
 from roxxel.errors import ConfigError
 
+# Fields of a trainer that say nothing without another one.
+_NEEDED_BY = {"evaluation": ("best", "early_stopping")}
+
 
 @dataclasses.dataclass(frozen=True)
 class Unknown:
@@ -143,10 +146,18 @@ class _Maker:
 def _leave_out_unknown(root: fdl.Buildable) -> None:
     """Take fields that are not known from the root where it can do without them."""
     for name, value in list(root.__arguments__.items()):
-        if not isinstance(value, Unknown) or not isinstance(name, str):
+        if not _holds_unknown(value) or not isinstance(name, str):
             continue
-        if fields.default_of(root, name) is not fields.UNSET:
-            delattr(root, name)
+        if fields.default_of(root, name) is fields.UNSET:
+            continue
+        for each in (name, *_NEEDED_BY.get(name, ())):
+            if each in root.__arguments__:
+                delattr(root, each)
+
+
+def _holds_unknown(value: Any) -> bool:
+    values = value.values() if isinstance(value, dict) else [value]
+    return any(isinstance(each, Unknown) for each in values)
 
 
 def _arguments(node: fdl.Buildable) -> dict[str, Any]:

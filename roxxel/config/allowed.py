@@ -46,6 +46,8 @@ _ROXXEL: dict[str, frozenset[str] | None] = {
         )
     },
     "roxxel.tokenizers": None,
+    "roxxel.tasks": None,
+    "roxxel.train.early_stopping": frozenset({"EarlyStopping"}),
     "roxxel.train.evaluation": frozenset({"Evaluation"}),
     "roxxel.train.inputs": frozenset({"Input"}),
     "roxxel.train.sample": frozenset({"Sample"}),

@@ -18,23 +18,12 @@ def plan(
     rows = sharding.batch_shards(mesh)
     _check_divides("stream", _spans(stream, total), rows, problems)
     _check_accumulate(values.get("accumulate"), _spans(stream, total), rows, problems)
-    size = _evaluation_rows(values.fields.get("evaluation"))
-    if size and size % rows:
-        problems.append(_not_divided("evaluation", size, rows))
     sections = [_length(values, stream, total, rows)]
     if model is not None and stream is not None:
         sections.append(_cost(model, stream, total))
     if values.get("schedule") is not None and isinstance(total, int):
         sections.append(_schedule(values.get("schedule"), total))
     return sections
-
-
-def _evaluation_rows(evaluation: Any) -> int | None:
-    if isinstance(evaluation, abstract.Unknown):  # of data that are not built
-        size = evaluation.arguments.get("batch_size")
-    else:
-        size = getattr(evaluation, "batch_size", None)
-    return size if isinstance(size, int) and size > 0 else None
 
 
 def _spans(stream: Any, total: Any) -> list[Any]:
@@ -100,8 +89,10 @@ def _cadences(trainer: Any) -> list[str]:
         return []
     from roxxel.train import plan as plan_lib
 
-    evaluated = None if trainer.evaluation is None else "the held-out set"
-    lines = plan_lib.make_plan(trainer).cadence_lines(evaluated)
+    sets = trainer.evaluations
+    names = {name: f"the held-out set {name}" for name in sets}
+    lines = plan_lib.make_plan(trainer).cadence_lines(names)
+    lines += [f"Evaluation by --follow on {n}" for n in sets if sets[n].by_follower]
     return [f"  {line[0].lower()}{line[1:]}" for line in lines]
 
 

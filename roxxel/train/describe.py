@@ -1,5 +1,6 @@
 """What a run says of itself: the plan at its start, `run.json`, the results."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from roxxel.train.plan import Plan
 
 
 def plan_lines(
-    model: nnx.Module, stream: Any, plan: Plan, evaluation: Evaluation | None
+    model: nnx.Module, stream: Any, plan: Plan, sets: Mapping[str, Evaluation]
 ) -> list[str]:
     """The model, the data and the plan of the run, for the log."""
     params = nnx.state(model, nnx.Param)
@@ -22,7 +23,7 @@ def plan_lines(
         f"{jax.device_count()} {jax.devices()[0].platform} device(s) in "
         f"{jax.process_count()} process(es)",
         *_data_line(stream, plan.total_steps),
-        *plan.lines(None if evaluation is None else evaluation.describe()),
+        *plan.lines({name: one.describe() for name, one in sets.items()}),
         "No weight decay on: " + _folded(optim.undecayed_names(params)),
     ]
 
@@ -56,10 +57,23 @@ def run_record(
     }
 
 
-def results_line(step: int, results: dict[str, float]) -> str:
-    """`Done after step 3. eval_loss 1.2346, ...`."""
+def results_line(
+    step: int, results: Mapping[str, float], verdict: Mapping[str, Any]
+) -> str:
+    """`Done after step 3. eval_loss 1.2346, ...`, and what `verdict` says."""
     values = ", ".join(f"{name} {value:.4f}" for name, value in results.items())
-    return f"Done after step {step}. {values}".rstrip()
+    why = verdict.get("stopped_early")
+    best = verdict.get("best")
+    lines = [
+        f"Stopped early after step {step}: {why}."
+        if why
+        else f"Done after step {step}.",
+        values,
+        f"Best {best['metric']} {best['value']:.6g} is that of step {best['step']}."
+        if best
+        else "",
+    ]
+    return " ".join(filter(None, lines))
 
 
 def _folded(names: list[str]) -> str:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 SUMMARY_FILE = "summary.json"
 
 
-def newest_step(workdir: pathlib.Path) -> int | None:
-    """Completed steps of the newest checkpoint in `workdir`; None without one."""
+def newest(workdir: pathlib.Path) -> tuple[int | None, dict[str, Any] | None]:
+    """Completed steps of the newest checkpoint in `workdir`, and its position."""
     with Checkpointer(workdir / "checkpoints", read_only=True) as checkpointer:
-        return checkpointer.latest_step()
+        return checkpointer.latest_step(), checkpointer.read_position()
 
 
 def has_results(workdir: str | os.PathLike, step: int) -> bool:
@@ -36,7 +36,7 @@ def has_results(workdir: str | os.PathLike, step: int) -> bool:
 
 def is_unfinished(run: "Run") -> bool:
     """Whether all steps are done but a kill came before the results."""
-    is_over = run.done == run.spec.total_steps
+    is_over = run.done == run.spec.total_steps or run.evaluator.stops_early
     return is_over and not has_results(run.workdir, run.done)
 
 
@@ -62,9 +62,10 @@ def finished(run: "Run") -> int:
     run.write_back()
     _sample(run)
     run.wait_for_checkpoint()
-    summary = {"steps": run.done, **run.last_eval, "seconds": run.clock.seconds}
+    results, verdict = run.evaluator.results, run.evaluator.verdict()
+    summary = {"steps": run.done, **results, **verdict, "seconds": run.clock.seconds}
     write_json(run, SUMMARY_FILE, summary)
-    run.logger.log_message(describe.results_line(run.done, run.last_eval))
+    run.logger.log_message(describe.results_line(run.done, results, verdict))
     return EXIT_OK
 
 

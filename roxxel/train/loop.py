@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from flax import nnx
 
 from roxxel import sharding
 from roxxel.errors import EXIT_OK, ConfigError, DivergedError
 from roxxel.logger import Logger
 from roxxel.progress import Progress
 from roxxel.train import accumulate, describe, ending
-from roxxel.train.evaluation import evaluate, make_eval_step
+from roxxel.train.evaluator import Evaluator
 from roxxel.train.feeds import InputEnded
 from roxxel.train.plan import make_plan
 from roxxel.train.programs import StepPrograms
@@ -62,37 +61,30 @@ class Run:
         self.mesh = sharding.make_mesh(spec.mesh_axes)
         self.stream = spec.stream.place(self.mesh, sharding.batch_sharding(self.mesh))
         accumulate.check_divides(self.stream.spans(), spec.accumulate, self.mesh)
-        if spec.evaluation is not None:
-            spec.evaluation.check_divides(self.mesh)
         self.model, self.optimizer = sharding.create_on(self.mesh, spec.create)
         self.checkpointer = stack.enter_context(
-            spec.checkpointer(
-                checkpoint_path=workdir / "checkpoints",
-                model=self.model,
-                optimizer=self.optimizer,
-            )
+            spec.open_checkpoints(workdir, self.model, self.optimizer)
         )
+        self.evaluator = Evaluator(spec, self.model, self.mesh)
         self.clock = StepClock()
         self.plan = make_plan(spec)
         self.last_step = self.plan.last_step
-        self.last_eval: dict[str, float] = {}
         self.saved_step = -1
         self.done = 0
 
     def run(self) -> int:
         """Trains what is left, and finishes; the exit code."""
         start = self._begin()
-        if start >= self.last_step and not ending.is_unfinished(self):
+        if self._is_over(start) and not ending.is_unfinished(self):
             self.logger.log_message(
                 f"Nothing left to train: {start} of {self.last_step} steps are done. "
                 f"Results are in {self.workdir}."
             )
             return EXIT_OK
         self.train_step: TrainStep = self.spec.make_step(self.model, self.optimizer)
-        self.eval_step = make_eval_step(self.model, self.spec.loss)
         self.leaves: Leaves = self.train_step.leaves(self.model, self.optimizer)
         self._loop(start)
-        if self.done < self.last_step:
+        if not self._is_over(self.done):
             return self._stopped()
         return self._finish()
 
@@ -109,9 +101,10 @@ class Run:
             self.workdir,
         )
         self.done, self.saved_step = begun.step, begun.step or -1
+        self.evaluator.restore(begun.position)
         self.logger.rewind(begun.step)
         plan = describe.plan_lines(
-            self.model, self.stream, self.plan, self.spec.evaluation
+            self.model, self.stream, self.plan, self.spec.evaluations
         )
         for line in (f"Work directory {self.workdir}", *plan, *begun.lines):
             self.logger.log_message(line)
@@ -137,7 +130,7 @@ class Run:
             contextlib.closing(self.stream.steps(start, self.last_step)) as batches,
             self._progress(start) as progress,
         ):
-            while self.done < self.last_step and not self._stop_agreed():
+            while not self._is_over(self.done) and not self._stop_agreed():
                 batch = self._next(batches, unseen, progress)
                 program = programs.of(batch)
                 with self.clock.phase("step"):
@@ -216,26 +209,28 @@ class Run:
 
     # -- evaluation and checkpoints ----------------------------------------------
 
+    def _is_over(self, done: int) -> bool:
+        return done >= self.last_step or self.evaluator.stops_early
+
     def _evaluation_due(self) -> bool:
-        return self.spec.evaluation is not None and self.plan.evaluates_at(self.done)
+        return bool(self.plan.sets_at(self.done))
 
     def _save_due(self) -> bool:
+        if self.evaluator.improved_at(self.done) or self.evaluator.stops_early:
+            return True
         return self.plan.saves_at(self.done)
 
     def _evaluate_and_save(self) -> None:
-        metrics = self._evaluate() if self._evaluation_due() else {}
+        due = self.plan.sets_at(self.done)
+        metrics = self._evaluate(due) if due else {}
         if self._save_due():
             self._save(metrics)
 
-    def _evaluate(self) -> dict[str, float]:
-        assert self.spec.evaluation is not None
-        count = len(jax.tree.leaves(nnx.state(self.model)))
+    def _evaluate(self, names: list[str] | None = None) -> dict[str, float]:
         with self.clock.phase("evaluation"):
-            self.last_eval = evaluate(
-                self.spec.evaluation, self.eval_step, self.leaves[:count], self.mesh
-            )
-        self.logger.log_metrics_summary(self.done, **self.last_eval)
-        return self.last_eval
+            metrics = self.evaluator.run(self.done, self.leaves, names)
+        self.logger.log_metrics_summary(self.done, **metrics)
+        return metrics
 
     def _save(self, metrics: dict[str, float]) -> None:
         if self.saved_step == self.done:
@@ -247,7 +242,8 @@ class Run:
             self.checkpointer.save(
                 self.done,
                 metrics,
-                position=position(self.spec, self.plan, self.stream, self.done),
+                position=position(self.spec, self.plan, self.stream, self.done)
+                | {"evaluation": self.evaluator.state()},
                 milestone=self.done == self.plan.milestone,
             )
         self.saved_step = self.done
@@ -300,8 +296,8 @@ class Run:
         return ending.stopped(self)
 
     def _finish(self) -> int:
-        if self.done < self.spec.total_steps:
+        if self.done < self.spec.total_steps and not self.evaluator.stops_early:
             return ending.stopped_as_asked(self)
-        if self.spec.evaluation is not None and not self.last_eval:
+        if self.evaluator.is_incomplete:
             self._evaluate()
         return ending.finished(self)

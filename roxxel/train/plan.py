@@ -2,11 +2,13 @@
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from roxxel import budget
 from roxxel.data.steps import Span
 from roxxel.errors import ConfigError
+from roxxel.train import evaluator
 
 if TYPE_CHECKING:
     from roxxel.train.trainer import Trainer
@@ -20,7 +22,8 @@ class Plan:
       total_steps: of the whole run, the schedule's horizon.
       last_step: where this start of it ends (`stop_after`).
       tokens: elements predicted in `total_steps`.
-      save_every, evaluate_every: steps between two; None for never.
+      save_every: steps between two checkpoints; None for none but the last.
+      evaluate_every: steps between two evaluations by set, None for the end only.
       warmup_steps, decay_start: of the schedule; None where it does not tell.
       spans: steps of one batch shape each, up to `total_steps`.
     """
@@ -29,7 +32,7 @@ class Plan:
     last_step: int
     tokens: int
     save_every: int | None
-    evaluate_every: int | None
+    evaluate_every: dict[str, int | None]
     warmup_steps: int | None
     decay_start: int | None
     spans: tuple[Span, ...]
@@ -50,29 +53,30 @@ class Plan:
             return True
         return bool(self.save_every) and step % self.save_every == 0
 
-    def evaluates_at(self, step: int) -> bool:
-        """Whether an evaluation after `step` is due, if there is one at all."""
+    def sets_at(self, step: int) -> list[str]:
+        """The evaluation sets that are due after `step`."""
+        cadences = self.evaluate_every.items()
         if step == self.total_steps:
-            return True
-        return bool(self.evaluate_every) and step % self.evaluate_every == 0
+            return list(self.evaluate_every)
+        return [name for name, every in cadences if every and step % every == 0]
 
-    def lines(self, evaluation: str | None = None) -> list[str]:
-        """The plan in words, for the log; `evaluation` says what it looks at."""
+    def lines(self, sets: Mapping[str, str] | None = None) -> list[str]:
+        """The plan in words, for the log; `sets` says what evaluations look at."""
         one = f" of {_size(self.spans[0])}" if len(self.spans) == 1 else ""
         return [
             f"Plan {self.total_steps:,} steps{one}, {self.tokens:,} tokens in all",
             *(_span_line(span) for span in self.spans if not one),
             *self._schedule_line(),
-            *self.cadence_lines(evaluation),
+            *self.cadence_lines(sets),
         ]
 
-    def cadence_lines(self, evaluation: str | None = None) -> list[str]:
+    def cadence_lines(self, sets: Mapping[str, str] | None = None) -> list[str]:
         """When the run saves, and when it evaluates if it does."""
         kept = f"; that of step {self.milestone:,} is kept" if self.milestone else ""
         lines = [f"Checkpoint {_times(self.save_every, self.total_steps)}{kept}"]
-        if evaluation is not None:
-            when = _times(self.evaluate_every, self.total_steps)
-            lines.append(f"Evaluation {when} on {evaluation}")
+        for name, every in self.evaluate_every.items():
+            when = _times(every, self.total_steps)
+            lines.append(f"Evaluation {when} on {(sets or {}).get(name, name)}")
         return lines
 
     def _schedule_line(self) -> list[str]:
@@ -113,24 +117,24 @@ def make_plan(spec: "Trainer") -> Plan:
     )
 
 
-def resolve_cadences(spec: "Trainer") -> tuple[int | None, int | None]:
-    """Steps between checkpoints, and between evaluations.
+def resolve_cadences(spec: "Trainer") -> tuple[int | None, dict[str, int | None]]:
+    """Steps between checkpoints, and between evaluations of each set.
 
     Raises:
       ConfigError: one is not understood.
     """
-    evaluation = spec.evaluation
-    lengths = (
-        ("trainer: save_every", spec.save_every),
-        ("evaluation: every", None if evaluation is None else evaluation.every),
+    sets = evaluator.own_sets(spec.evaluations)
+    save = _cadence(spec, "trainer: save_every", spec.save_every)
+    return save, {
+        name: _cadence(spec, f"evaluation: every of {name}", one.every)
+        for name, one in sets.items()
+    }
+
+
+def _cadence(spec: "Trainer", name: str, value: budget.Length | None) -> int | None:
+    return budget.cadence(
+        value, name=name, stream=spec.stream, total_steps=spec.total_steps
     )
-    save, evaluate = (
-        budget.cadence(
-            value, name=name, stream=spec.stream, total_steps=spec.total_steps
-        )
-        for name, value in lengths
-    )
-    return save, evaluate
 
 
 def _cut(spans: tuple[Span, ...], total: int) -> list[Span]:

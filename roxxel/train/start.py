@@ -34,11 +34,15 @@ SAME_ON_RESUME = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Start:
-    """Completed steps, what the log says about them, and what `run.json` keeps."""
+    """Completed steps, what the log says about them, and what `run.json` keeps.
+
+    `position` is that of the checkpoint; None at the beginning.
+    """
 
     step: int
     lines: list[str]
     record: dict[str, Any]
+    position: dict[str, Any] | None = None
 
 
 def begin(
@@ -68,7 +72,7 @@ def begin(
         _seek(saved, stream, step, workdir)
     if step:
         lines.append(f"Resuming after step {step} of {plan.total_steps}")
-    return Start(step=step, lines=lines, record={})
+    return Start(step=step, lines=lines, record={}, position=saved)
 
 
 def position(spec: "Trainer", plan: Plan, stream: Any, step: int) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from roxxel.distributed import is_lead
 from roxxel.errors import ConfigError
 from roxxel.logger import Logger
 from roxxel.models.losses import next_token_loss
-from roxxel.train import accumulate, ending, initial, inputs, lock
-from roxxel.train.evaluation import Evaluation
+from roxxel.train import accumulate, ending, evaluator, initial, inputs, lock
+from roxxel.train.early_stopping import EarlyStopping
+from roxxel.train.evaluation import Evaluation, sets_of
 from roxxel.train.loop import Run
 from roxxel.train.plan import resolve_cadences
 from roxxel.train.sample import Sample
@@ -37,7 +38,12 @@ class Trainer:
       total_steps: optimizer steps of the whole run; the schedule's horizon.
       schedule: for the `learning_rate` metric.
       loss: `(model, batch, loss_mask=None) -> (mean loss, counted targets)`.
-      evaluation: the held-out set, or None.
+      evaluation: the held-out set, several by name (`{"code": ..., "prose": ...}`,
+        each with its own `every`), or None.
+      best: metric of an evaluation that ranks checkpoints, such as `eval_loss` or
+        `max:eval_accuracy`; an evaluation that gives the best value is followed by a
+        checkpoint, and the best is kept. None: `best_metric` of the checkpointer.
+      early_stopping: ends the run where a metric has stopped to improve, or None.
       sample: what the lead process generates at the end, or None.
       checkpointer: makes the checkpointer when called with path, model, optimizer.
       logger: makes the logger when called with `log_dir=`.
@@ -73,7 +79,9 @@ class Trainer:
     total_steps: int
     schedule: optax.Schedule | None = None
     loss: LossFn = next_token_loss
-    evaluation: Evaluation | None = None
+    evaluation: Evaluation | Mapping[str, Evaluation] | None = None
+    best: str | None = None
+    early_stopping: EarlyStopping | None = None
     sample: Sample | None = None
     checkpointer: Callable[..., Checkpointer] = Checkpointer
     logger: Callable[..., Logger] = Logger
@@ -111,6 +119,7 @@ class Trainer:
                 "trainer: the stream must have overlap=1 (inputs and their successors),"
                 f" got {self.stream.overlap}."
             )
+        evaluator.check(self)
         resolve_cadences(self)
         accumulate.check_count(self.accumulate)
         accumulate.check_divides(self.stream.spans(), self.accumulate, None)
@@ -131,11 +140,33 @@ class Trainer:
             accumulate=self.accumulate,
         )
 
+    @property
+    def evaluations(self) -> dict[str, Evaluation]:
+        """The evaluation sets by name."""
+        return sets_of(self.evaluation)
+
+    def open_checkpoints(
+        self, workdir: pathlib.Path, model: Any = None, optimizer: Any = None
+    ) -> Checkpointer:
+        """The checkpoints of a run, ranked as the trainer says."""
+        rank = evaluator.ranking(self)
+        options = {"best_metric": rank.metric, "best_mode": rank.mode} if rank else {}
+        return self.checkpointer(
+            checkpoint_path=pathlib.Path(workdir) / "checkpoints",
+            model=model,
+            optimizer=optimizer,
+            **options,
+        )
+
     def nothing_left(self, workdir: pathlib.Path) -> bool:
         """Whether `run(workdir)` would train nothing; asks for no device."""
-        step = ending.newest_step(pathlib.Path(workdir))
+        step, stopped = ending.newest(pathlib.Path(workdir))
         last = min(self.total_steps, self.stop_after or self.total_steps)
-        if step is None or step < last:
+        if step is None:
+            return False
+        if evaluator.ended_early(self, stopped):
+            return ending.has_results(workdir, step)
+        if step < last:
             return False
         return step < self.total_steps or ending.has_results(workdir, step)
 
