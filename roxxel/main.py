@@ -48,6 +48,8 @@ def _main(argv: list[str]) -> int:
         return _show(_about(line))
     if mode == "list" or (line.on("fdl_help") and not _names_experiment(line)):
         return _show(_listing(line))
+    if mode == "import_config":
+        return _show(_imported(line))
     _check_flags(line, mode)
     found = _resolve(line)
     if line.on("fdl_help") or line.on("print_config"):
@@ -83,6 +85,16 @@ def _listing(line: arguments.CommandLine) -> str:
 
     shown = listing.overview()
     return f"{options.usage()}\n\n{shown}" if line.on("fdl_help") else shown
+
+
+def _imported(line: arguments.CommandLine) -> str:
+    from roxxel.config.importing import command
+
+    if _names_experiment(line) or line.directives:
+        raise errors.ConfigError(
+            "--mode=import_config takes --from, --devices and --output only."
+        )
+    return command.run(line)
 
 
 def _names_experiment(line: arguments.CommandLine) -> bool:

@@ -10,6 +10,7 @@ MODES = {
     "diff": "what differs from --against",
     "graph": "a drawing of the graph",
     "check": "sizes, memory, data and plan, without a device",
+    "import_config": "an experiment from another program's settings",
     "replay": "run --run again in a new folder and compare",
 }
 # Those that `--run=DIR` gives the experiment of.
@@ -70,11 +71,20 @@ OPTIONS: dict[str, Option] = {
     "output": Option(
         kind="text",
         value="FILE",
-        help="of the drawing: .svg, .html, .dot or .txt",
-        modes=("graph",),
+        help="of the drawing (.svg, .html, .dot or .txt), or of the experiment",
+        modes=("graph", "import_config"),
+    ),
+    "from": Option(
+        kind="text",
+        value="FILE",
+        help="a MaxText .yml or a nanoGPT .py",
+        modes=("import_config",),
     ),
     "devices": Option(
-        kind="text", value="N", help="on how many (default 1)", modes=("check",)
+        kind="text",
+        value="N",
+        help="on how many (default 1)",
+        modes=("check", "import_config"),
     ),
     "memory": Option(
         kind="text", value="16GiB", help="limit of one device", modes=("check",)

@@ -1,0 +1,1 @@
+"""Settings of other programs, read and said again as an experiment of ours."""
