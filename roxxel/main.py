@@ -192,12 +192,14 @@ def _done(
     found: "Experiment", line: arguments.CommandLine, argv: list[str], mode: str
 ) -> int:
     """Do what `mode` says; the exit code."""
-    from roxxel.config import check, drawing, explain, replay, start
+    from roxxel.config import check, drawing, explain, export, replay, start
 
     if mode == "train":
         return start.train(found, line.get("workdir"), argv)
     if mode == "replay":
         return replay.run(found, line, argv)
+    if mode == "export":
+        return _show(export.run(found, line))
     if mode == "check":
         shown, problems = check.report(found, line)
         _show(shown)

@@ -12,9 +12,10 @@ MODES = {
     "check": "sizes, memory, data and plan, without a device",
     "import_config": "an experiment from another program's settings",
     "replay": "run --run again in a new folder and compare",
+    "export": "the model of a run as a Hugging Face folder, --output",
 }
 # Those that `--run=DIR` gives the experiment of.
-MODES_OF_A_RUN = ("replay",)
+MODES_OF_A_RUN = ("replay", "export")
 PLAIN_FIELDS = ("stop_after",)  # flags that set the field of their name
 DIRECTIVE_PREFIXES = {"fdl.": "set", "fdl_tag.": "tag"}
 
@@ -71,14 +72,26 @@ OPTIONS: dict[str, Option] = {
     "output": Option(
         kind="text",
         value="FILE",
-        help="of the drawing (.svg, .html, .dot or .txt), or of the experiment",
-        modes=("graph", "import_config"),
+        help="a drawing (.svg, .html, .dot, .txt), an experiment, or an export's folder",
+        modes=("graph", "import_config", "export"),
     ),
     "from": Option(
         kind="text",
         value="FILE",
         help="a MaxText .yml or a nanoGPT .py",
         modes=("import_config",),
+    ),
+    "checkpoint": Option(
+        kind="text",
+        value="STEP",
+        help="best, latest (default) or completed steps",
+        modes=("export",),
+    ),
+    "dtype": Option(
+        kind="text",
+        value="TYPE",
+        help="of the numbers: float32, bfloat16, float16 (default: as trained)",
+        modes=("export",),
     ),
     "devices": Option(
         kind="text",

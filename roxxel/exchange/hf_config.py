@@ -190,7 +190,7 @@ def of_model(model: Any) -> ModuleType:
                     f"{architecture.ARCHITECTURE}: it cannot be exported."
                 )
             return architecture
-    known = " or ".join(a.MODEL.__name__ for a in ARCHITECTURES.values())
+    known = " or a ".join(a.MODEL.__name__ for a in ARCHITECTURES.values())
     raise ConfigError(
         f"a {type(model).__name__} cannot be exported; expected a {known}."
     )

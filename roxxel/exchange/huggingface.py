@@ -132,12 +132,8 @@ def export_hf(
       ConfigError: the folder holds something, or no architecture of transformers
         expresses the model; nothing was written.
     """
-    if dtype is not None:
-        _check_dtype(dtype)
+    target = check_export(folder, dtype)
     made = hf_config.of_model(model)
-    target = pathlib.Path(folder).expanduser().absolute()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target} is there and not empty; choose another folder.")
     leaves = state.named_leaves({"model": model})
     pairs = made.pairs(made.settings_of(model))
     tensors = [_tensor(pair, leaves, model.vocab_size, dtype) for pair in pairs]
@@ -156,6 +152,23 @@ def export_hf(
         if tokenizer is not None:
             tokenizer_files.copy(tokenizer, whole)
         os.replace(whole, target)
+    return target
+
+
+def check_export(folder: str | os.PathLike, dtype: str | None) -> pathlib.Path:
+    """The absolute path of a folder that `export_hf` could write; creates nothing.
+
+    Raises:
+      ConfigError: as `export_hf`.
+    """
+    if dtype is not None:
+        _check_dtype(dtype)
+    target = pathlib.Path(folder).expanduser().absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target} is there and not empty; choose another folder.")
+    above = next(parent for parent in target.parents if parent.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise ConfigError(f"{target}: {above} cannot be written.")
     return target
 
 
