@@ -72,7 +72,7 @@ OPTIONS: dict[str, Option] = {
     "output": Option(
         kind="text",
         value="FILE",
-        help="a drawing (.svg, .html, .dot, .txt), an experiment, or an export's folder",
+        help="a drawing (.svg, .html, .dot, .txt), an experiment, or a new folder",
         modes=("graph", "import_config", "export"),
     ),
     "from": Option(
