@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import time
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -43,9 +44,11 @@ def is_unfinished(run: "Run") -> bool:
 def stopped(run: "Run") -> int:
     """A signal was obeyed and the state is being saved: waits for it; exit code 42."""
     run.wait_for_checkpoint()
+    asked_at = run.stop.asked_at or time.monotonic()
     run.logger.log_message(
-        f"Stopped by {run.stop.signal_name or 'another process'} after step "
-        f"{run.done}; the same command continues from there."
+        f"Stopped by {run.stop.reason} after step {run.done}, "
+        f"{time.monotonic() - asked_at:.1f} s after it came; the same command "
+        f"{'continues from there' if run.done else 'begins anew'}."
     )
     return EXIT_RESTART
 
@@ -86,9 +89,20 @@ def _sample(run: "Run") -> None:
         return
     with run.clock.phase("sample"):
         model = _model_of_lead(run)
-        text = "" if model is None else run.spec.sample.text(model)
+        with run.stop.interruptible():
+            if model is None:
+                return _wait_for_lead(run)
+            text = run.spec.sample.text(model)
+    if run.board is not None:
+        run.board.post("sampled", "")
     _write(run, "sample.txt", text)
     run.logger.log_message("Sample:\n%s", text)
+
+
+def _wait_for_lead(run: "Run") -> None:
+    assert run.board is not None
+    while "sampled" not in run.board.read():
+        time.sleep(0.1)  # in Python, where a signal interrupts it
 
 
 def _model_of_lead(run: "Run") -> nnx.Module | None:

@@ -118,14 +118,18 @@ class Evaluator:
         return self.stopper is not None and self.stopper.is_over
 
     def run(
-        self, step: int, leaves: list[jax.Array], names: Sequence[str] | None = None
+        self,
+        step: int,
+        leaves: list[jax.Array],
+        names: Sequence[str] | None = None,
+        **options: Any,
     ) -> dict[str, float]:
         """Evaluates sets (None: all) after `step` steps.
 
-        `leaves` begin with those of the model.
+        `leaves` begin with those of the model; `options` as of `evaluate`.
         """
         names = self._names if names is None else names
-        metrics = self._sets.run(names, leaves[: self._num_leaves])
+        metrics = self._sets.run(names, leaves[: self._num_leaves], **options)
         self.results |= metrics
         if self.stopper is not None:
             self.stopper.update(step, metrics)

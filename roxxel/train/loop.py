@@ -19,6 +19,7 @@ import numpy as np
 from roxxel import sharding
 from roxxel.errors import EXIT_OK, ConfigError, DivergedError
 from roxxel.logger import Logger
+from roxxel.notices import Board
 from roxxel.progress import Progress
 from roxxel.train import accumulate, describe, ending
 from roxxel.train.evaluator import Evaluator
@@ -27,7 +28,7 @@ from roxxel.train.plan import make_plan
 from roxxel.train.programs import StepPrograms
 from roxxel.train.start import begin, position
 from roxxel.train.step import Leaves, TrainStep
-from roxxel.train.stop import StopRequest
+from roxxel.train.stop import StopNow, StopRequest
 from roxxel.train.timing import StepClock
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 # Steps that may be dispatched ahead of the one whose results the host has seen. Two
 # keep the device busy; more would only delay the sight of a loss that is not finite.
 MAX_STEPS_AHEAD = 2
-
-# Several processes agree on a stop only this often: it costs a wait for the device.
-AGREE_EVERY_STEPS = 10
 
 # Steps that were dispatched and whose results the host has not looked at.
 _Unseen = collections.deque[tuple[int, dict[str, jax.Array]]]
@@ -55,9 +53,10 @@ class Run:
         stop: StopRequest,
         stack: contextlib.ExitStack,
         run_info: dict[str, Any],
+        board: Board | None = None,
     ):
         self.spec, self.workdir, self.logger, self.stop = spec, workdir, logger, stop
-        self.run_info = run_info
+        self.run_info, self.board = run_info, board
         self.mesh = sharding.make_mesh(spec.mesh_axes)
         self.stream = spec.stream.place(self.mesh, sharding.batch_sharding(self.mesh))
         accumulate.check_divides(self.stream.spans(), spec.accumulate, self.mesh)
@@ -69,7 +68,7 @@ class Run:
         self.clock = StepClock()
         self.plan = make_plan(spec)
         self.last_step = self.plan.last_step
-        self.saved_step = -1
+        self.saved_step = self.evaluated_step = -1
         self.done = 0
 
     def run(self) -> int:
@@ -83,10 +82,14 @@ class Run:
             return EXIT_OK
         self.train_step: TrainStep = self.spec.make_step(self.model, self.optimizer)
         self.leaves: Leaves = self.train_step.leaves(self.model, self.optimizer)
-        self._loop(start)
-        if not self._is_over(self.done):
-            return self._stopped()
-        return self._finish()
+        try:
+            self._make_up_evaluation(self.begun_position or {})
+            self._loop(start)
+            if self._is_over(self.done):
+                return self._finish()
+        except StopNow:
+            pass
+        return self._stopped()
 
     # -- before the loop ---------------------------------------------------------
 
@@ -102,6 +105,7 @@ class Run:
         )
         self.done, self.saved_step = begun.step, begun.step or -1
         self.evaluator.restore(begun.position)
+        self.begun_position = begun.position
         self.logger.rewind(begun.step)
         plan = describe.plan_lines(
             self.model, self.stream, self.plan, self.spec.evaluations
@@ -130,9 +134,13 @@ class Run:
             contextlib.closing(self.stream.steps(start, self.last_step)) as batches,
             self._progress(start) as progress,
         ):
-            while not self._is_over(self.done) and not self._stop_agreed():
+            while not self._is_over(self.done):
                 batch = self._next(batches, unseen, progress)
+                if batch is None:
+                    break
                 program = programs.of(batch)
+                if self.stop.reached():
+                    break
                 with self.clock.phase("step"):
                     self.leaves, metrics = program(self.leaves, batch)
                     programs.prepare_after(self.done)
@@ -146,11 +154,16 @@ class Run:
             self._see_all(unseen, progress)
 
     def _next(self, batches: Iterator, unseen: _Unseen, progress: Progress | None):
-        """The next batch; waiting for it counts as "data" where the device idles."""
+        """The next batch, or None where a stop ended the wait for it.
+
+        The wait counts as "data" where the device idles meanwhile, else as "step".
+        """
         before = self.clock.seconds.get("data", 0.0)
         try:
-            with self.clock.phase("data"):
+            with self.clock.phase("data"), self.stop.interruptible():
                 batch = next(batches)
+        except StopNow:
+            return None
         except InputEnded:
             self._see_all(unseen, progress)
             self._save_alone()
@@ -196,16 +209,11 @@ class Run:
             )
         )
 
-    def _stop_agreed(self) -> bool:
-        """Whether to stop before the next step; all processes give the same answer."""
-        if jax.process_count() == 1:
-            return bool(self.stop)
-        if self.done % AGREE_EVERY_STEPS:
-            return False
-        from jax.experimental import multihost_utils
-
-        asked = multihost_utils.process_allgather(np.asarray(bool(self.stop)))
-        return bool(np.any(asked))
+    def _make_up_evaluation(self, position: dict[str, Any]) -> None:
+        """What a stop kept the run from, at the step that it was saved at."""
+        if position.get("owes_evaluation"):
+            self.saved_step = -1
+            self._evaluate_and_save()
 
     # -- evaluation and checkpoints ----------------------------------------------
 
@@ -228,9 +236,16 @@ class Run:
 
     def _evaluate(self, names: list[str] | None = None) -> dict[str, float]:
         with self.clock.phase("evaluation"):
-            metrics = self.evaluator.run(self.done, self.leaves, names)
+            metrics = self.evaluator.run(
+                self.done, self.leaves, names, on_batch=self._after_batch
+            )
+        self.evaluated_step = self.done
         self.logger.log_metrics_summary(self.done, **metrics)
         return metrics
+
+    def _after_batch(self) -> None:
+        self.clock.beat()
+        self.stop.check()
 
     def _save(self, metrics: dict[str, float]) -> None:
         if self.saved_step == self.done:
@@ -242,11 +257,16 @@ class Run:
             self.checkpointer.save(
                 self.done,
                 metrics,
-                position=position(self.spec, self.plan, self.stream, self.done)
-                | {"evaluation": self.evaluator.state()},
+                position=self._position(),
                 milestone=self.done == self.plan.milestone,
             )
         self.saved_step = self.done
+
+    def _position(self) -> dict[str, Any]:
+        found = position(self.spec, self.plan, self.stream, self.done)
+        owed = self._evaluation_due() and self.evaluated_step != self.done
+        kept = {"evaluation": self.evaluator.state(), "owes_evaluation": owed}
+        return found | kept
 
     def write_back(self) -> None:
         """Puts the arrays as they are now into `model` and `optimizer`."""

@@ -29,13 +29,16 @@ class StepClock:
 
     Attributes:
       current: the phase that runs now.
-      since: when it began, or last showed a sign of life (`beat`).
+      since: when it began, or last showed a sign of life (`beat`), by `clock`.
+      warm: phases that are not about to compile: all but step and evaluation from the
+        beginning, these once they made progress.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self.current = "start"
+        self.warm = set(PHASES) - {"step", "evaluation"}
         self.since = self._counted = clock()
         self._ticks: deque[tuple[float, int]] = deque(maxlen=WINDOW_STEPS + 1)
         self._step_secs = array.array("f")
@@ -65,6 +68,7 @@ class StepClock:
 
     def beat(self) -> None:
         """A sign of life inside of a phase, such as one more batch evaluated."""
+        self.warm.add(self.current)
         self.since = self._clock()
 
     def move(self, seconds: float, source: str, target: str) -> None:
@@ -74,6 +78,7 @@ class StepClock:
 
     def tick(self, tokens: int) -> None:
         """One more step has completed, `tokens` since the beginning of the run."""
+        self.warm.add("step")
         now = sum(self.seconds.get(name, 0.0) for name in _TRAINING)
         if self._ticks:
             self._keep(now - self._ticks[-1][0])

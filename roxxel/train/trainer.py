@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any, Literal
 import optax
 from flax import nnx
 
+from roxxel import notices
 from roxxel.budget import Length
 from roxxel.checkpoint import Checkpointer
 from roxxel.distributed import is_lead
@@ -24,6 +26,11 @@ from roxxel.train.plan import resolve_cadences
 from roxxel.train.sample import Sample
 from roxxel.train.step import LossFn, TrainStep, make_train_step
 from roxxel.train.stop import StopRequest
+from roxxel.train.watch import Watch
+from roxxel.train.watchdog import NO_DEADLINES, Deadlines
+
+# Of this process; all processes of a run have theirs in the same order.
+_RUNS = itertools.count()
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -71,6 +78,7 @@ class Trainer:
       init_cast: take values of a wider type too, rounded; narrower ones always are.
       init_settings: settings, such as `["rope_theta"]`, that a Hugging Face folder may
         have otherwise than the model here.
+      deadlines: when a phase of the run counts as hung, see `Deadlines`; None: never.
     """
 
     model: Callable[..., nnx.Module]
@@ -98,6 +106,7 @@ class Trainer:
     init_cast: bool = False
     init_settings: Sequence[str] = ()
     workdir: str | os.PathLike | None = None
+    deadlines: Deadlines | None = dataclasses.field(default_factory=Deadlines)
 
     def __post_init__(self):
         for name in ("total_steps", "stop_after"):
@@ -183,9 +192,15 @@ class Trainer:
             model = nnx.eval_shape(lambda: self.model(rngs=nnx.Rngs(self.seed)))
             initial.check_source(self, workdir, model)
         workdir.mkdir(parents=True, exist_ok=True)
+        board = notices.board(f"run-{next(_RUNS)}")
         with contextlib.ExitStack() as stack:
             if is_lead():
                 stack.enter_context(lock.hold(workdir))
-            stop = stack.enter_context(StopRequest())
+            stop = stack.enter_context(StopRequest(board))
             logger = stack.enter_context(self.logger(log_dir=workdir))
-            return Run(self, workdir, logger, stop, stack, run_info or {}).run()
+            watch = Watch(workdir, stop, self.deadlines or NO_DEADLINES, board, logger)
+            stack.enter_context(watch)
+            with watch.telling():
+                run = Run(self, workdir, logger, stop, stack, run_info or {}, board)
+                watch.follow(run.clock)
+                return run.run()
