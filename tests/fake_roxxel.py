@@ -23,6 +23,8 @@ told = []
 signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
 signal.signal(signal.SIGINT, lambda number, frame: told.append(number))
 for word in words:
+    if word.startswith("first:"):  # in the first attempt only
+        word = word.removeprefix("first:") if attempt == 0 else ""
     verb, _, value = word.partition(":")
     if verb == "say":
         print(value, flush=True)
