@@ -218,6 +218,19 @@ class Roxxel:
         """False when the shards say that the write which made them was cut off."""
         return modes.is_complete(self._opened().shards)
 
+    @property
+    def separator(self) -> list:
+        """Elements that follow each document; [] where the shards name none."""
+        shards = self._opened().shards
+        return (shards[0].extension.get("separator") if shards else None) or []
+
+    def locate_element(self, index: int) -> tuple[str, int]:
+        """The shard that element `index` of the sequence is in, and its byte there."""
+        reader = self._opened()
+        if not 0 <= index < reader.num_elements:
+            raise IndexError(f"element {index} of {reader.num_elements}")
+        return reader.place(index)
+
     def fingerprint(self) -> str:
         """32 hex digits that name the data; reads no payload that has checksums.
 

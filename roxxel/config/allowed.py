@@ -47,6 +47,7 @@ _ROXXEL: dict[str, frozenset[str] | None] = {
     },
     "roxxel.tokenizers": None,
     "roxxel.tasks": None,
+    "roxxel.train.divergence": frozenset({"Divergence"}),
     "roxxel.train.early_stopping": frozenset({"EarlyStopping"}),
     "roxxel.train.evaluation": frozenset({"Evaluation"}),
     "roxxel.train.inputs": frozenset({"Input"}),

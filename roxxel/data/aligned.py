@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roxxel.data import batches, order, steps
+from roxxel.data import batches, order, origins, steps
 from roxxel.data.batches import fixed_shape, resolve_dtype, row_elements
 from roxxel.data.streaming import StepStream, check_same
 from roxxel.errors import ConfigError
@@ -160,6 +160,18 @@ class AlignedStream(StepStream):
         """
         check_same(position, self.position(0), _SAME_ON_RESUME)
         return self._grid.step_at(position["epoch"], position["rows_in_epoch"])
+
+    def origins(self, step: int) -> list[origins.Origin]:
+        """Where each row of a step's batch comes from, data set after data set."""
+        epoch, first = self._grid.locate(steps.not_negative("step", step))
+        permutation = order.Permutation(self._grid.num_rows, self.seed, epoch)
+        ids = permutation(np.arange(first, first + self.batch_size))
+        found = []
+        for part in self._parts:
+            found += origins.of_ids(
+                ids, name=part.name, dataset=part.dataset, seq_len=part.seq_len
+            )
+        return found
 
     def _runner(self) -> Callable[[int, int], Generator]:
         places = self._placements

@@ -5,7 +5,9 @@ import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from roxxel.data import batches, mixture_position, mixture_setup, steps
+import numpy as np
+
+from roxxel.data import batches, mixture_position, mixture_setup, origins, steps
 from roxxel.data.mixture_batches import MixtureBatches
 from roxxel.data.streaming import StepStream, check_same
 from roxxel.errors import ConfigError
@@ -217,6 +219,26 @@ class MixtureStream(StepStream):
                 " behind the position other seq_lens."
             )
         return step
+
+    def origins(self, step: int) -> list[origins.Origin]:
+        """Where each row of a step's batch comes from, in the order of the batch."""
+        step = self._checked(step)
+        leg = next(leg for leg in reversed(self._legs) if leg.start_step <= step)
+        first = (step - leg.start_step) * leg.batch_size
+        stop = first + leg.batch_size
+        drawn, found = leg.sources(first, stop), []
+        before, after = leg.counts(first), leg.counts(stop)
+        for k, (name, dataset) in enumerate(self.datasets.items()):
+            if before[k] < after[k]:
+                source = self._setup.sources[k]
+                found += origins.of_ids(
+                    leg.row_ids(k, source, before[k], after[k]),
+                    name=name,
+                    dataset=dataset,
+                    seq_len=leg.seq_len,
+                    positions=np.flatnonzero(drawn == k),
+                )
+        return sorted(found, key=lambda origin: origin.position)
 
     def _phases(self) -> list[dict]:
         weights = [stage.weights for stage in self._setup.stages]

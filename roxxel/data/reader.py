@@ -119,6 +119,12 @@ class ShardReader:
         crossing = starts + width > self._element_ends[shard_ids]
         return shard_ids, at, crossing
 
+    def place(self, index: int) -> tuple[str, int]:
+        """The path of the shard that holds an element, and the element's byte there."""
+        k = int(np.searchsorted(self._element_ends, index, side="right"))
+        before = int(self._element_ends[k]) - self.shards[k].elements
+        return self.shards[k].path, (index - before) * self.dtype.itemsize
+
     def _read_into(self, out: np.ndarray, start: int) -> None:
         done = 0
         k = int(np.searchsorted(self._element_ends, start, side="right"))

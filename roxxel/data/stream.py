@@ -7,7 +7,9 @@ devices, threads or prefetch. jax is imported only when batches are placed on de
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from roxxel.data import batches, order, steps
+import numpy as np
+
+from roxxel.data import batches, order, origins, steps
 from roxxel.data.batches import Batches, fixed_shape, resolve_dtype, row_elements
 from roxxel.data.streaming import StepStream, check_same
 from roxxel.errors import ConfigError
@@ -161,6 +163,13 @@ class RoxxelStream(StepStream):
         """
         check_same(position, self.position(0), _SAME_ON_RESUME)
         return self._grid.step_at(position["epoch"], position["rows_in_epoch"])
+
+    def origins(self, step: int) -> list[origins.Origin]:
+        """Where each row of a step's batch comes from, in the order of the batch."""
+        epoch, first = self._grid.locate(steps.not_negative("step", step))
+        permutation = order.Permutation(self._grid.num_rows, self.seed, epoch)
+        ids = permutation(np.arange(first, first + self.batch_size))
+        return origins.of_ids(ids, name="", dataset=self.dataset, seq_len=self.seq_len)
 
     def _runner(self) -> Callable[[int, int], Generator]:
         return Batches(

@@ -4,7 +4,7 @@ The result is that of the whole batch: with micro-batches of mean loss `m` and c
 targets `w` it is `sum(m * w) / sum(w)`, and its gradient, whatever the loss masks are.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,9 +18,9 @@ from roxxel.errors import ConfigError
 
 def gradients(
     loss_fn: Callable,
+    batch: Any,
     graphdef: Any,
     state: Any,
-    batch: Any,
     *,
     count: int = 1,
     dtype: jax.typing.DTypeLike = jnp.float32,
@@ -29,9 +29,9 @@ def gradients(
 
     Args:
       loss_fn: `(model, batch) -> (mean loss, counted targets)`.
+      batch: arrays with the rows of the global batch first.
       graphdef, state: of the model; its `nnx.Param` state is differentiated, other
         state is handed from one micro-batch to the next.
-      batch: arrays with the rows of the global batch first.
       count: micro-batches, of which each lies over all devices of the batch.
       dtype: in which gradients of micro-batches are added up.
     """
@@ -112,7 +112,7 @@ def problems(spans: Sequence[Span], count: int, shards: int) -> list[str]:
 
 
 def check_divides(
-    spans: Sequence[Span], count: int, mesh: Mapping[str, int] | None
+    spans: Sequence[Span], count: int, mesh: jax.sharding.Mesh | None
 ) -> None:
     """Raises a ConfigError where `problems` finds one; `mesh` None is one device."""
     shards = 1 if mesh is None else sharding.batch_shards(mesh)

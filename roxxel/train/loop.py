@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from roxxel import sharding
-from roxxel.errors import EXIT_OK, ConfigError, DivergedError
+from roxxel.errors import EXIT_OK
 from roxxel.logger import Logger
 from roxxel.notices import Board
 from roxxel.progress import Progress
@@ -26,6 +26,7 @@ from roxxel.train.evaluator import Evaluator
 from roxxel.train.feeds import InputEnded
 from roxxel.train.plan import make_plan
 from roxxel.train.programs import StepPrograms
+from roxxel.train.refusals import Refusals, Rewind
 from roxxel.train.start import begin, position
 from roxxel.train.step import Leaves, TrainStep
 from roxxel.train.stop import StopNow, StopRequest
@@ -82,9 +83,17 @@ class Run:
             return EXIT_OK
         self.train_step: TrainStep = self.spec.make_step(self.model, self.optimizer)
         self.leaves: Leaves = self.train_step.leaves(self.model, self.optimizer)
+        self.programs = StepPrograms(
+            self.train_step,
+            self.leaves,
+            self.stream,
+            self.plan.started_spans(),
+            compiling=functools.partial(self.clock.phase, "compile"),
+        )
+        self.refusals = Refusals(self)
         try:
             self._make_up_evaluation(self.begun_position or {})
-            self._loop(start)
+            self._loop_with_rewinds(start)
             if self._is_over(self.done):
                 return self._finish()
         except StopNow:
@@ -120,15 +129,15 @@ class Run:
 
     # -- the loop ----------------------------------------------------------------
 
+    def _loop_with_rewinds(self, start: int) -> None:
+        while True:
+            try:
+                return self._loop(start)
+            except Rewind:
+                start = self.refusals.go_back()
+
     def _loop(self, start: int) -> None:
         unseen: _Unseen = collections.deque()
-        programs = StepPrograms(
-            self.train_step,
-            self.leaves,
-            self.stream,
-            self.plan.started_spans(),
-            compiling=functools.partial(self.clock.phase, "compile"),
-        )
         self.clock.switch("other")
         with (
             contextlib.closing(self.stream.steps(start, self.last_step)) as batches,
@@ -138,12 +147,12 @@ class Run:
                 batch = self._next(batches, unseen, progress)
                 if batch is None:
                     break
-                program = programs.of(batch)
+                program = self.programs.of(batch, self.refusals.left_out(self.done))
                 if self.stop.reached():
                     break
                 with self.clock.phase("step"):
                     self.leaves, metrics = program(self.leaves, batch)
-                    programs.prepare_after(self.done)
+                    self.programs.prepare_after(self.done)
                     self.done += 1
                     unseen.append((self.done, metrics))
                     if len(unseen) > MAX_STEPS_AHEAD:
@@ -183,14 +192,16 @@ class Run:
         self, step: int, metrics: dict[str, Any], progress: Progress | None
     ) -> None:
         """Waits for a step that was dispatched some steps ago, and judges it."""
-        finite = bool(np.asarray(metrics.pop("finite")))
+        finite, alive = (
+            bool(np.asarray(metrics.pop(name))) for name in ("finite", "alive")
+        )
         self.clock.tick(self.stream.tokens(step))
         rate = self.clock.tokens_per_sec
         if rate:
             metrics["tokens_per_sec"] = round(rate)
         self.logger.log_metrics_summary(step, **metrics)
         if not finite:
-            self._diverged(step, float(np.asarray(metrics["loss"])))
+            self.refusals.see(step, metrics, alive=alive)
         if progress is not None:
             loss = float(np.asarray(metrics["loss"]))
             note = f"step {step:,}  loss {loss:.4f}"
@@ -232,12 +243,15 @@ class Run:
         due = self.plan.sets_at(self.done)
         metrics = self._evaluate(due) if due else {}
         if self._save_due():
-            self._save(metrics)
+            self.save(metrics)
 
     def _evaluate(self, names: list[str] | None = None) -> dict[str, float]:
         with self.clock.phase("evaluation"):
             metrics = self.evaluator.run(
-                self.done, self.leaves, names, on_batch=self._after_batch
+                self.done,
+                self.train_step.evaluated(self.leaves),
+                names,
+                on_batch=self._after_batch,
             )
         self.evaluated_step = self.done
         self.logger.log_metrics_summary(self.done, **metrics)
@@ -247,7 +261,8 @@ class Run:
         self.clock.beat()
         self.stop.check()
 
-    def _save(self, metrics: dict[str, float]) -> None:
+    def save(self, metrics: dict[str, float]) -> None:
+        """Saves a checkpoint of the completed steps, unless there is one."""
         if self.saved_step == self.done:
             return
         with self.clock.phase("save"):
@@ -280,39 +295,14 @@ class Run:
     def _save_alone(self) -> None:
         """Keeps what is done when only this process may know that it cannot go on."""
         if self.done and jax.process_count() == 1:
-            self._save({})
+            self.save({})
             self.wait_for_checkpoint()
 
     # -- ways to end ---------------------------------------------------------------
 
-    def _diverged(self, step: int, loss: float) -> None:
-        # The step left the state as it was before; so did those dispatched after it.
-        self.done = step - 1
-        self._save({})
-        self.wait_for_checkpoint()
-        self._check_vocabulary(step - 1)
-        raise DivergedError(
-            f"step {step} (batch {step - 1}) is not finite: loss {loss}. The state "
-            f"after step {step - 1} is kept in {self.workdir / 'checkpoints'}. Lower "
-            "the learning rate or look at that batch; do not just start again."
-        )
-
-    def _check_vocabulary(self, step: int) -> None:
-        """Tells ids that the model does not have from a real divergence."""
-        size = getattr(self.model, "vocab_size", None)
-        if size is None or jax.process_count() > 1:
-            return
-        batch = self.stream.batch(step)
-        ids = np.asarray(batch.get("tokens", 0) if isinstance(batch, dict) else batch)
-        if ids.min() < 0 or ids.max() >= size:
-            raise ConfigError(
-                f"batch {step} holds ids from {ids.min()} to {ids.max()}, the model "
-                f"has vocab_size {size}; set vocab_size above the largest id."
-            )
-
     def _stopped(self) -> int:
         if self.done:
-            self._save({})
+            self.save({})
         return ending.stopped(self)
 
     def _finish(self) -> int:

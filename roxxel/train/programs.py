@@ -16,9 +16,10 @@ import numpy as np
 from absl import logging
 
 from roxxel.data.steps import Span
-from roxxel.train.step import Leaves, TrainStep
+from roxxel.train.step import Leaves, LeftOut, TrainStep
 
 _Key = tuple
+_DEBUGGING = ("jax_debug_nans", "jax_disable_jit")
 
 
 class StepPrograms:
@@ -48,12 +49,23 @@ class StepPrograms:
         self._stream = stream
         self._spans = spans
         self._compiling = compiling
+        self._is_debugging = any(getattr(jax.config, name) for name in _DEBUGGING)
         self._programs: dict[_Key, Callable] = {}
         self._coming: tuple[_Key, threading.Thread, list[BaseException]] | None = None
 
-    def of(self, batch: Any) -> Callable[[Leaves, Any], tuple[Leaves, dict]]:
-        """The step for batches of this shape; compiles first where there is none."""
-        key = _key(batch)
+    def of(
+        self, batch: Any, left_out: LeftOut = None
+    ) -> Callable[[Leaves, Any], tuple[Leaves, dict]]:
+        """The step for batches of this shape; compiles first where there is none.
+
+        Args:
+          batch: gives the shape.
+          left_out: of this batch; each way has a program of its own.
+        """
+        if self._is_debugging:
+            # Only a function under jit finds the operation, or runs without one.
+            return self._step.function_without(left_out)
+        key = (left_out, *_key(batch))
         program = self._programs.get(key)
         if program is None:
             with self._compiling():
@@ -67,7 +79,7 @@ class StepPrograms:
         if following is None or self._coming is not None:
             return
         batch = self._batch_of(following)
-        key = _key(batch)
+        key = (None, *_key(batch))
         if key in self._programs:
             return
         errors: list[BaseException] = []
@@ -97,7 +109,7 @@ class StepPrograms:
             raise errors[0]
 
     def _compile(self, key: _Key, batch: Any) -> Callable:
-        self._programs[key] = self._step.compile(self._leaves, batch)
+        self._programs[key] = self._step.compile(self._leaves, batch, key[0])
         return self._programs[key]
 
     def _batch_of(self, span: Span) -> jax.ShapeDtypeStruct:

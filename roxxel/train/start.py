@@ -69,7 +69,7 @@ def begin(
         checkpointer.restore(step)
     saved = checkpointer.read_position(step)
     if saved is not None:
-        _seek(saved, stream, step, workdir)
+        seek(saved, stream, step, workdir)
     if step:
         lines.append(f"Resuming after step {step} of {plan.total_steps}")
     return Start(step=step, lines=lines, record={}, position=saved)
@@ -172,7 +172,7 @@ def _rate_notes(spec: "Trainer", before: dict, step: int) -> list[str]:
 # -- the data --------------------------------------------------------------------------
 
 
-def _seek(saved: dict, stream: Any, step: int, workdir: pathlib.Path) -> None:
+def seek(saved: dict, stream: Any, step: int, workdir: pathlib.Path) -> None:
     """Brings the stream to a saved position, or refuses it.
 
     Settings are compared by name first, for all that changed to be named at once.

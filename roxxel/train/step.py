@@ -5,19 +5,25 @@ blocks. Here the graph is taken apart once; each call passes arrays only.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
 from roxxel.train import accumulate as accumulation
+from roxxel.train.divergence import Divergence, judge
+from roxxel.train.optimizer import means_of, when_new
 
 Leaves = list[jax.Array]
 # (model, tokens, loss mask or nothing) -> (mean loss, counted targets)
 LossFn = Callable[..., tuple[jax.Array, jax.Array]]
+# Of a batch: nothing, some of its rows, or the update of all of it.
+LeftOut = tuple[int, ...] | Literal["all"] | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,19 +32,26 @@ class TrainStep:
 
     Attributes:
       run: `(leaves, batch) -> (leaves, metrics)`; donates the leaves it is given.
-      function, donated: what `run` is jitted from.
+      function, donated: what `run` is jitted from; `function` also takes `left_out`.
+      model_leaves: number of the model's leaves, which come first.
+      means: of a weight's leaf, the leaf with its running mean.
       metrics of `run`: scalars on the device. `loss` (mean over counted targets),
-        `grad_norm` (before clipping), `learning_rate`, `tokens` (counted targets) and
-        `finite`. Once a loss, gradient or update is not finite, that update and all
-        after it leave the state as it was.
+        `grad_norm` (before clipping), `learning_rate`, `tokens` (counted targets),
+        `finite` (nothing was wrong with the step) and `alive`: once false, this update
+        and all after it leave the state as it was. Without a counted target nothing
+        but counts moves.
     """
 
     run: Callable[[Leaves, Any], tuple[Leaves, dict[str, jax.Array]]]
     treedef: Any
-    function: Callable[[Leaves, Any], tuple[Leaves, dict[str, jax.Array]]]
+    function: Callable[..., tuple[Leaves, dict[str, jax.Array]]]
     donated: tuple[int, ...]
+    model_leaves: int
+    means: dict[int, int]
 
-    def compile(self, leaves: list[Any], batch: Any) -> Callable:
+    def compile(
+        self, leaves: list[Any], batch: Any, left_out: LeftOut = None
+    ) -> Callable:
         """`run` compiled now, for arrays of these shapes, dtypes and shardings.
 
         Both may be `jax.ShapeDtypeStruct`s. The leaves that come out lie as those that
@@ -47,11 +60,18 @@ class TrainStep:
         shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
         on_mesh = all(isinstance(s, jax.sharding.NamedSharding) for s in shardings)
         jitted = jax.jit(
-            self.function,
+            functools.partial(self.function, left_out=left_out),
             donate_argnums=self.donated,
             out_shardings=(shardings if on_mesh else None, None),
         )
         return jitted.lower(leaves, batch).compile()
+
+    def function_without(self, left_out: LeftOut) -> Callable:
+        """`run` without some rows of the batch, compiled when it is called."""
+        if left_out is None:
+            return self.run
+        without = functools.partial(self.function, left_out=left_out)
+        return jax.jit(without, donate_argnums=self.donated)
 
     def leaves(self, model: nnx.Module, optimizer: nnx.Optimizer) -> Leaves:
         """The state of both as a flat list, with the flag that keeps it finite last.
@@ -60,6 +80,13 @@ class TrainStep:
         """
         leaves = jax.tree.leaves((nnx.state(model), nnx.state(optimizer)))
         return [*leaves, _alive(optimizer.step.get_value())]
+
+    def evaluated(self, leaves: Leaves) -> Leaves:
+        """The model's leaves, the weights replaced by their mean if there is one."""
+        new = leaves[: self.model_leaves]
+        for index, mean in self.means.items():
+            new[index] = leaves[mean]
+        return new
 
     def write_back(
         self, leaves: Leaves, model: nnx.Module, optimizer: nnx.Optimizer
@@ -84,6 +111,7 @@ def make_train_step(
     *,
     schedule: optax.Schedule | None = None,
     accumulate: int = 1,
+    divergence: Divergence | None = None,
     donate: bool = True,
 ) -> TrainStep:
     """Builds the step for modules of this structure; compiles at the first call.
@@ -94,30 +122,77 @@ def make_train_step(
       loss_fn: `(model, batch) -> (mean loss, number of counted targets)`.
       schedule: reported as `learning_rate`, at the optimizer's count.
       accumulate: micro-batches of a step, see `roxxel.train.accumulate`.
+      divergence: what is refused, and what then; None: stop at what is not finite. Its
+        guard is in the optimizer, see `roxxel.train.optimizer`.
       donate: reuse the memory of the leaves passed in.
     """
     graphdefs = (nnx.graphdef(model), nnx.graphdef(optimizer))
-    treedef = jax.tree.structure((nnx.state(model), nnx.state(optimizer)))
+    states = (nnx.state(model), nnx.state(optimizer))
+    treedef = jax.tree.structure(states)
+    follows = ["updates"] * len(jax.tree.leaves(states[0])) + when_new(optimizer)
+    rule = divergence or Divergence()
 
-    def run(leaves, batch):
+    def run(leaves, batch, *, left_out: LeftOut = None):
         *old, alive = leaves
         states = jax.tree.unflatten(treedef, old)
         loss, weight, grads, state = accumulation.gradients(
-            loss_fn, graphdefs[0], states[0], batch, count=accumulate
+            *_without(loss_fn, batch, left_out),
+            graphdefs[0],
+            states[0],
+            count=accumulate,
         )
         model, optimizer = map(nnx.merge, graphdefs, (state, states[1]))
         grad_norm = optax.tree.norm(grads)
         metrics = {"loss": loss, "grad_norm": grad_norm, "tokens": weight}
         if schedule is not None:
             metrics["learning_rate"] = jnp.asarray(schedule(optimizer.step[...]))
-        update_norm = optax.tree.norm(optimizer.update(model, grads))
-        # The update too: an optimizer or schedule can fail on finite gradients.
-        finite = alive & jnp.isfinite(loss + grad_norm + update_norm)
-        metrics["finite"] = finite
+        guard = getattr(optimizer, "guard", {})
+        verdict = judge(
+            rule,
+            {name: variable[...] for name, variable in guard.items()},
+            loss=loss,
+            grad_norm=grad_norm,
+            update_norm=optax.tree.norm(optimizer.update(model, grads)),
+            alive=alive,
+            counted=weight > 0,
+            refuse=left_out == "all",
+        )
+        for name, value in verdict.guard.items():
+            guard[name][...] = value
         new = jax.tree.leaves((nnx.state(model), nnx.state(optimizer)))
-        kept = [jnp.where(finite, n, o) for n, o in zip(new, old, strict=True)]
-        return [*kept, finite], metrics
+        # Where nothing counts there is nothing to learn: momentum must not move either.
+        is_taken = {"updates": verdict.good & (weight > 0), "data": verdict.alive}
+        kept = [
+            n if what == "always" else jnp.where(is_taken[what], n, o)
+            for what, n, o in zip(follows, new, old, strict=True)
+        ]
+        metrics |= {"finite": verdict.good, "alive": verdict.alive}
+        return [*kept, verdict.alive], metrics
 
     donated = (0,) if donate else ()
     jitted = jax.jit(run, donate_argnums=donated)
-    return TrainStep(run=jitted, treedef=treedef, function=run, donated=donated)
+    return TrainStep(
+        run=jitted,
+        treedef=treedef,
+        function=run,
+        donated=donated,
+        model_leaves=len(jax.tree.leaves(states[0])),
+        means=means_of(model, optimizer),
+    )
+
+
+def _without(
+    loss_fn: LossFn, batch: Any, left_out: LeftOut
+) -> tuple[Callable[..., Any], Any]:
+    """Loss and batch without some rows, whose places copies of another row fill.
+
+    The copies have no weight; the rows themselves could make gradients not finite
+    even so.
+    """
+    if left_out is None or left_out == "all":
+        return loss_fn, batch
+    is_out = np.isin(np.arange(batch.shape[0]), left_out)
+    filled = np.where(is_out, np.argmin(is_out), np.arange(batch.shape[0]))
+    weights = np.broadcast_to(~is_out[:, None], batch.shape).astype(np.float32)
+    rows = {"tokens": batch[filled], "mask": jnp.asarray(weights)}
+    return lambda model, rows: loss_fn(model, rows["tokens"], rows["mask"]), rows

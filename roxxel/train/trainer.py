@@ -18,10 +18,12 @@ from roxxel.distributed import is_lead
 from roxxel.errors import ConfigError
 from roxxel.logger import Logger
 from roxxel.models.losses import next_token_loss
-from roxxel.train import accumulate, ending, evaluator, initial, inputs, lock
+from roxxel.train import accumulate, ema, ending, evaluator, initial, inputs, lock
+from roxxel.train.divergence import Divergence
 from roxxel.train.early_stopping import EarlyStopping
 from roxxel.train.evaluation import Evaluation, sets_of
 from roxxel.train.loop import Run
+from roxxel.train.optimizer import RunOptimizer
 from roxxel.train.plan import resolve_cadences
 from roxxel.train.sample import Sample
 from roxxel.train.step import LossFn, TrainStep, make_train_step
@@ -60,6 +62,9 @@ class Trainer:
       mesh_axes: sizes by axis name; -1 takes what the others leave.
       accumulate: micro-batches a step, one after the other: the same result with the
         memory of one of them. Each lies over all devices of the batch.
+      ema_decay: of a running mean of the weights, which is saved, evaluated and sampled
+        from in their place; 0.999 is usual. None: no mean. See `roxxel.train.ema`.
+      divergence: what happens at a step that is not finite, or a spike.
       stop_after: stop once this many steps are completed, with the schedule unchanged.
       seed: of the parameters.
       init_from: work directory or checkpoints of another run, or a Hugging Face folder
@@ -96,6 +101,8 @@ class Trainer:
     save_every: Length | None = 500
     mesh_axes: dict[str, int] = dataclasses.field(default_factory=lambda: {"data": -1})
     accumulate: int = 1
+    ema_decay: float | None = None
+    divergence: Divergence = dataclasses.field(default_factory=Divergence)
     stop_after: int | None = None
     seed: int = 0
     init_from: str | os.PathLike | None = None
@@ -130,6 +137,7 @@ class Trainer:
             )
         evaluator.check(self)
         resolve_cadences(self)
+        ema.check_decay(self.ema_decay)
         accumulate.check_count(self.accumulate)
         accumulate.check_divides(self.stream.spans(), self.accumulate, None)
         initial.check_options(self)
@@ -137,7 +145,13 @@ class Trainer:
     def create(self) -> tuple[nnx.Module, nnx.Optimizer]:
         """A new model and its optimizer, wherever the caller has them made."""
         model = self.model(rngs=nnx.Rngs(self.seed))
-        return model, nnx.Optimizer(model, self.optimizer, wrt=nnx.Param)
+        optimizer = RunOptimizer(
+            model,
+            self.optimizer,
+            ema_decay=self.ema_decay,
+            divergence=self.divergence,
+        )
+        return model, optimizer
 
     def make_step(self, model: nnx.Module, optimizer: nnx.Optimizer) -> TrainStep:
         """The step that the run takes, for modules as `create` makes them."""
@@ -147,6 +161,7 @@ class Trainer:
             self.loss,
             schedule=self.schedule,
             accumulate=self.accumulate,
+            divergence=self.divergence,
         )
 
     @property

@@ -1,0 +1,115 @@
+"""The optimizer, and what a run keeps beside its state: all saved with it.
+
+    ema     running mean of the weights, float32           `roxxel.train.ema`
+    guard   what the decision about a step remembers       `roxxel.train.divergence`
+
+Both are absent where nobody asked for them, so a plain run's checkpoints do not change.
+"""
+
+from typing import Any, Literal
+
+import jax
+import optax
+from flax import nnx
+from flax.nnx.training import optimizer as nnx_optimizer
+
+from roxxel.train import ema as ema_lib
+from roxxel.train.divergence import Divergence
+
+# Arrays that a checkpoint may lack, or have although nobody asks for them now.
+OPTIONAL = ("optimizer/ema/*", "optimizer/guard/*")
+
+_KEY_TEXTS = ("key", "idx", "name")
+
+
+class RunOptimizer(nnx.Optimizer):
+    """`nnx.Optimizer` over `nnx.Param` with a mean of the weights and a guard.
+
+    Args:
+      model: whose parameters it updates.
+      tx: the Optax transformation.
+      ema_decay: of the mean of the weights; None: no mean.
+      divergence: what its guard is for.
+    """
+
+    def __init__(
+        self,
+        model: nnx.Module,
+        tx: optax.GradientTransformation,
+        *,
+        ema_decay: float | None = None,
+        divergence: Divergence | None = None,
+    ):
+        super().__init__(model, tx, wrt=nnx.Param)
+        self.ema_decay = ema_decay
+        if ema_decay is not None:
+            self.ema = nnx.data(_variables(ema_lib.start(nnx.state(model, nnx.Param))))
+        if divergence is not None and divergence.has_guard:
+            self.guard = nnx.data(_variables(divergence.guard()))
+
+    def update(self, model: nnx.Module, grads: Any, /, **options) -> optax.Updates:
+        """As `nnx.Optimizer.update`; the mean of the weights follows."""
+        updates = super().update(model, grads, **options)
+        if self.ema_decay is not None:
+            params = nnx.as_pure(nnx.state(model, nnx.Param))
+            mean = nnx.as_pure(nnx.state(self.ema))
+            mean = ema_lib.step(mean, params, self.ema_decay, self.step[...])
+            nnx.update(self.ema, mean)
+        return updates
+
+
+def _variables(tree: Any) -> Any:
+    return jax.tree.map(nnx_optimizer.OptArray, tree)
+
+
+def means_of(model: nnx.Module, optimizer: nnx.Optimizer) -> dict[int, int]:
+    """Leaves of `(model, optimizer)` in order: that of a weight to that of its mean."""
+    own, theirs = (
+        [_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(nnx.state(m))]
+        for m in (model, optimizer)
+    )
+    return {
+        own.index(name.removeprefix("ema/")): len(own) + index
+        for index, name in enumerate(theirs)
+        if name.startswith("ema/")
+    }
+
+
+Kept = Literal["updates", "data", "always"]
+
+
+def when_new(optimizer: nnx.Optimizer) -> list[Kept]:
+    """For each leaf of the optimizer's state what it follows.
+
+    "updates" stays where an update is left out, as moments do, and the counts that
+    correct their bias. "data" goes on even then: the optimizer's own `step` and the
+    counts that schedules look up. "always" is the guard, which decides by itself.
+    """
+    nodes, _ = jax.tree_util.tree_flatten_with_path(
+        optimizer.opt_state, is_leaf=_is_schedule
+    )
+    counts = {f"opt_state/{_name(p)}/count" for p, node in nodes if _is_schedule(node)}
+    counts.add("step")
+
+    def kind(name: str) -> Kept:
+        if name.startswith("guard/"):
+            return "always"
+        return "data" if name in counts else "updates"
+
+    flat, _ = jax.tree_util.tree_flatten_with_path(nnx.state(optimizer))
+    return [kind(_name(path)) for path, _ in flat]
+
+
+def _is_schedule(node: Any) -> bool:
+    """Whether an Optax state is that of a schedule, or has one of hyperparameters."""
+    fields = getattr(node, "_fields", ())
+    return fields == ("count",) or fields[:2] == ("count", "hyperparams")
+
+
+def _name(path: tuple) -> str:
+    """The path of a leaf or node as text, without the variable's own level."""
+    parts = [
+        str(next((getattr(key, a) for a in _KEY_TEXTS if hasattr(key, a)), key))
+        for key in path
+    ]
+    return "/".join(part for part in parts if part != "value")
