@@ -27,6 +27,7 @@ REQUIRED = {
     *("ssm_tiny", "ssm_small", "ssm_medium", "ssm_1b", "hybrid_small"),
     *("transformer_tiny", "transformer_small", "transformer_1b"),
     *("transformer_gpt3_xl", "transformer_16b", "mixture_curriculum", "finetune"),
+    "in_context",
 }
 # name -> parameters as the docstring says, in millions, and steps of the whole run
 SIZES = {
@@ -42,6 +43,7 @@ SIZES = {
     "hybrid_small": (0.75, 2800),
     "mixture_curriculum": (0.75, 2800),
     "finetune": (0.75, 100),
+    "in_context": (0.72, 1000),
 }
 
 

@@ -3,6 +3,7 @@
 Legend: B batch, T = L + 1 tokens of a row, L length, V vocabulary.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from roxxel.models import head_loss
 
 def next_token_loss(
     model: Any,
-    tokens_BT: jax.Array,
+    tokens_BT: jax.Array | Mapping[str, jax.Array],
     loss_mask_BT: jax.Array | None = None,
     segment_ids_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -25,7 +26,7 @@ def next_token_loss(
       model: `model(tokens_BL)` or `model(tokens_BL, segment_ids_BL=...)` giving
         `(logits_BLV, state)`. Of a `LanguageModel` whose logits would be large, they
         never exist whole: see `head_loss`.
-      tokens_BT: int tokens.
+      tokens_BT: int tokens; or a batch with `tokens` and its own `loss_mask`.
       loss_mask_BT: weight of each token *as a target*; None counts all.
       segment_ids_BT: documents; a document's first token is then no target, since
         nothing of the document comes before it.
@@ -34,6 +35,8 @@ def next_token_loss(
       `(mean, weight)` float32 scalars; both 0 where nothing counts, never NaN. Sums
       over several batches are `mean * weight`.
     """
+    if isinstance(tokens_BT, Mapping):
+        tokens_BT, loss_mask_BT = tokens_BT["tokens"], tokens_BT["loss_mask"]
     tokens_BL, targets_BL, documents = tokens_BT[:, :-1], tokens_BT[:, 1:], {}
     weight_BL = None if loss_mask_BT is None else loss_mask_BT[:, 1:]
     if segment_ids_BT is not None:

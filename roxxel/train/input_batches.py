@@ -12,6 +12,8 @@ from roxxel.errors import ConfigError
 
 # Where a batch that is a dict has its token ids.
 KEYS = ("tokens", "input_ids")
+# Where it says which of them count as targets.
+MASK_KEY = "loss_mask"
 
 Array = np.ndarray | jax.Array
 
@@ -62,6 +64,38 @@ def _picked(item: Any, key: str | None, where: str) -> Any:
             "name the one with the token ids: Input(..., key=)."
         )
     return item[found]
+
+
+def to_masked_ids(item: Any, key: str | None, where: str) -> Array:
+    """As `to_ids`; an id that its `loss_mask` leaves out comes as `~id`, below zero.
+
+    One array then carries both to where `placed` takes them apart.
+
+    Raises:
+      ConfigError: as `to_ids`; or the mask has another shape than the ids, holds
+        anything but 0 and 1, or stands beside negative ids.
+    """
+    ids = to_ids(item, key, where)
+    if not is_masked(item):
+        return ids
+    ids, mask = np.asarray(ids), np.asarray(item[MASK_KEY])
+    counts = mask != 0
+    if mask.shape != ids.shape or np.any(mask[counts] != 1) or np.any(ids < 0):
+        raise ConfigError(
+            f"{where}: {MASK_KEY} is {mask.dtype}{list(mask.shape)}; expected 0 or 1 "
+            f"for each of the ids {list(ids.shape)}, none of them negative."
+        )
+    return np.where(counts, ids, ~ids)
+
+
+def is_masked(item: Any) -> bool:
+    """Whether a batch says which of its ids count as targets."""
+    return isinstance(item, Mapping) and MASK_KEY in item
+
+
+def parted(batch: np.ndarray) -> dict[str, np.ndarray]:
+    """`tokens` and `loss_mask` of what `to_masked_ids` gave for a masked batch."""
+    return {"tokens": np.where(batch < 0, ~batch, batch), MASK_KEY: batch >= 0}
 
 
 def digest(batch: Array) -> str | None:

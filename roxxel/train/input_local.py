@@ -42,6 +42,7 @@ class LocalBatches:
         self._seq_len, self._batch_size = seq_len, batch_size
         self._num_parts = num_parts
         self._shape: tuple[int, int] | None = None
+        self._is_masked: bool | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -53,7 +54,7 @@ class LocalBatches:
     def first(self) -> Array:
         """The first batch, or the first row; the next `read` gives it again."""
         first = self._source.batch(0) if self.feed is None else self.feed.peek()
-        return input_batches.to_ids(first, self._key, "the input's first batch")
+        return self._to_ids(first, "the input's first batch")
 
     def read(self, step: int) -> tuple[Array, Mark | None]:
         """The batch of `step`, which for an iterator must be the next.
@@ -65,13 +66,25 @@ class LocalBatches:
         where = f"batch {step} of the input"
         shape = self.shape  # looks at the first item, so before any is taken
         if self.feed is None:
-            batch = input_batches.to_ids(self._source.batch(step), self._key, where)
+            batch = self._to_ids(self._source.batch(step), where)
             return _checked(batch, shape, where), None
         item, mark = self.feed.next()
-        batch = input_batches.to_ids(item, self._key, where)
+        batch = self._to_ids(item, where)
         if batch.ndim == 1:
             batch, mark = self._collected(batch, mark, where)
         return _checked(batch, shape, where), mark
+
+    def parted(self, batch: Any) -> Any:
+        """What was read, its mask beside the ids where the source brings one."""
+        return input_batches.parted(np.asarray(batch)) if self._is_masked else batch
+
+    def _to_ids(self, item: Any, where: str) -> Array:
+        masked = input_batches.is_masked(item)
+        if self._is_masked not in (None, masked):
+            name = input_batches.MASK_KEY
+            raise ConfigError(f"{where}: all batches, or none, must have a {name}.")
+        self._is_masked = masked
+        return input_batches.to_masked_ids(item, self._key, where)
 
     def _collected(self, row: Array, mark: Mark, where: str) -> tuple[Array, Mark]:
         """A batch of single rows, the first of which is `row`."""
@@ -79,7 +92,7 @@ class LocalBatches:
         while len(rows) < self.shape[0]:
             assert self.feed is not None
             item, mark = self.feed.next()
-            rows.append(input_batches.to_ids(item, self._key, where))
+            rows.append(self._to_ids(item, where))
         shapes = {row.shape for row in rows}
         if len(shapes) > 1:
             raise ConfigError(f"{where} has rows of shapes {sorted(shapes)}.")

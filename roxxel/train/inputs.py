@@ -9,6 +9,7 @@ The trainer reads streams (`roxxel.RoxxelStream` and its kin). `Input` makes one
   without a state, which are read again up to where they were.
 """
 
+import functools
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -56,7 +57,9 @@ class Input:
 
     Args:
       source: has `batch(step)`, or is an iterable or iterator. A batch is an array, a
-        nested list, a tensor, or a dict with one of them.
+        nested list, a tensor, or a dict with one of them. Where the dict has a
+        `loss_mask` of the same shape, 1 for each id that counts as a target, the loss
+        gets `{"tokens": ..., "loss_mask": ...}`.
       seq_len: predictions a row; None takes it from the first batch.
       batch_size: rows of the global batch over all processes; None takes it from the
         first batch. Single rows are put together to batches of it.
@@ -172,7 +175,8 @@ class Input:
             return self._ready(self._local.read(step)[0])
         if step + 1 not in self._seen or self._seen[step + 1][0] is None:
             raise ConfigError(f"batch {step} of an iterator is not at hand any more.")
-        return self._seen[step + 1][0]
+        local = self._seen[step + 1][0]
+        return self._local.parted(local)
 
     def steps(self, start: int, stop: int) -> Generator[Any]:
         """The batches of steps [start, stop), made ahead; closable.
@@ -209,14 +213,16 @@ class Input:
             yield self._ready(local), local, mark
 
     def _ready(self, local: Array) -> Any:
+        batch = self._local.parted(local)
         if not self._is_placed:
-            return local
-        return input_batches.placed(
-            local,
+            return batch
+        place = functools.partial(
+            input_batches.placed,
             shape=(self.batch_size, self.seq_len + 1),
             sharding=self.sharding,
             is_part=self._is_part,
         )
+        return jax.tree.map(place, batch)
 
     def _remember(self, step: int, local: Array, mark: Mark | None) -> None:
         self._seen[step] = (local, mark)

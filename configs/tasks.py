@@ -1,0 +1,70 @@
+"""In-context tasks: sets to evaluate on and streams to train on, by name.
+
+`--fdl.evaluation=configs.tasks.suite()` evaluates any run on all of them, zero-shot.
+"""
+
+import fiddle as fdl
+
+from configs import tags
+from roxxel import tasks
+from roxxel.budget import Length
+from roxxel.errors import ConfigError
+from roxxel.train.evaluation import Evaluation
+from roxxel.train.inputs import Input
+
+NAMES = ("induction", "copying", "selective_copying", "associative_recall")
+
+
+def task(name: str, length: int = 64, vocab_size: int = 64) -> fdl.Config:
+    """A task whose rows are about `length` tokens long.
+
+    Induction and copying of a whole context are asked with `length` tokens in all,
+    selective copying with an eighth of them as symbols, recall with an eighth as keys.
+    """
+    if name == "induction":
+        node = fdl.Config(tasks.Induction, length=length)
+    elif name == "copying":
+        node = fdl.Config(tasks.Copying, length=max(1, length // 2))
+    elif name == "selective_copying":
+        node = fdl.Config(
+            tasks.SelectiveCopying, length=length, num_symbols=max(1, length // 8)
+        )
+    elif name == "associative_recall":
+        node = fdl.Config(
+            tasks.AssociativeRecall, length=length, num_pairs=max(1, length // 8)
+        )
+    else:
+        raise ConfigError(f"task is {name!r}, expected one of {', '.join(NAMES)}.")
+    node.vocab_size = vocab_size
+    fdl.add_tag(node, "length", tags.SeqLen)
+    return node
+
+
+def stream(node: fdl.Config, batch_size: int = 32, seed: int = 0) -> fdl.Config[Input]:
+    """Batches of a task to train on; only answers count."""
+    source = fdl.Config(tasks.TaskStream, task=node, batch_size=batch_size, seed=seed)
+    fdl.add_tag(source, "batch_size", tags.BatchSize)
+    fdl.add_tag(source, "seed", tags.Seed)
+    return fdl.Config(Input, source=source)
+
+
+def held_out(
+    node: fdl.Config,
+    num_rows: int = 512,
+    batch_size: int = 32,
+    every: Length | None = None,
+) -> fdl.Config[Evaluation]:
+    """A fixed set of a task's rows; accuracy is over answers."""
+    return fdl.Config(
+        Evaluation,
+        dataset=fdl.Config(tasks.TaskSet, task=node, num_rows=num_rows),
+        batch_size=batch_size,
+        every=every,
+    )
+
+
+def suite(
+    length: int = 64, vocab_size: int = 64, num_rows: int = 512
+) -> dict[str, fdl.Config[Evaluation]]:
+    """A set of every task, by name."""
+    return {name: held_out(task(name, length, vocab_size), num_rows) for name in NAMES}
