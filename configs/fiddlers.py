@@ -95,7 +95,7 @@ def synthetic_data(config: fdl.Buildable) -> None:
     train = max(_SYNTHETIC_TOKENS["train"], _SYNTHETIC_BATCHES * least)
     seed = 0
     for node in _nodes(config):
-        if "dataset" in fields.names(node):
+        if "dataset" in fields.names(node) and not _is_task(node):
             is_heldout = "every" in fields.names(node)
             size = _SYNTHETIC_TOKENS["heldout"] if is_heldout else train
             node.dataset = data.synthetic(vocab_size, num_elements=size, seed=seed)
@@ -131,6 +131,12 @@ def _nodes(config: fdl.Buildable) -> Iterator[fdl.Buildable]:
     """Every node of a graph once."""
     found = {id(n): n for n, _ in daglish.iterate(config) if _is_node(n)}
     yield from found.values()
+
+
+def _is_task(node: fdl.Buildable) -> bool:
+    """Whether the rows of an evaluation are generated: no data to replace."""
+    dataset = node.__arguments__.get("dataset")
+    return _is_node(dataset) and "task" in fields.names(dataset)
 
 
 def _is_node(value: Any) -> bool:

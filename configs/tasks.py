@@ -53,6 +53,7 @@ def held_out(
     num_rows: int = 512,
     batch_size: int = 32,
     every: Length | None = None,
+    name: str = "eval",
 ) -> fdl.Config[Evaluation]:
     """A fixed set of a task's rows; accuracy is over answers."""
     return fdl.Config(
@@ -60,11 +61,15 @@ def held_out(
         dataset=fdl.Config(tasks.TaskSet, task=node, num_rows=num_rows),
         batch_size=batch_size,
         every=every,
+        name=name,
     )
 
 
 def suite(
     length: int = 64, vocab_size: int = 64, num_rows: int = 512
-) -> dict[str, fdl.Config[Evaluation]]:
+) -> dict[str, Evaluation]:
     """A set of every task, by name."""
-    return {name: held_out(task(name, length, vocab_size), num_rows) for name in NAMES}
+    return {
+        name: fdl.build(held_out(task(name, length, vocab_size), num_rows))
+        for name in NAMES
+    }

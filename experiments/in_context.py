@@ -51,7 +51,7 @@ def in_context(
         stream=stream,
         total_steps=total_steps,
         schedule=schedule,
-        evaluation={task: tasks.held_out(node, batch_size=batch_size, every="25%")},
+        evaluation=tasks.held_out(node, name=task, batch_size=batch_size, every="25%"),
         logger=fdl.Partial(roxxel.Logger, console_every=10),
         checkpointer=fdl.Partial(
             Checkpointer, best_metric=f"{task}_accuracy", best_mode="max"
