@@ -195,6 +195,7 @@ class Checkpointer:
         cast: comparison.Cast = "none",
         resize: Sequence[str] = (),
         part: str = "model",
+        optional: Sequence[str] = (),
     ) -> int:
         """Restores model and optimizer; returns the number of completed steps.
 
@@ -216,6 +217,8 @@ class Checkpointer:
           part: what of the checkpoint is restored into the model: "model", or the
             beginning of the names of another copy of the parameters; needs
             `model_only` where there is an optimizer.
+          optional: beginnings of names (`optimizer/ema/`) of arrays that may be
+            missing, extra or different; the objects' own keep their values then.
 
         Returns:
           Completed steps of the restored checkpoint; 0, with nothing restored, when
@@ -237,7 +240,7 @@ class Checkpointer:
             how = restoring.How(
                 partial=partial,
                 rules=rules,
-                allowed=comparison.Allowed(cast=cast, resize=resize),
+                allowed=comparison.Allowed(cast=cast, resize=resize, optional=optional),
                 part=part,
             )
             found, self._restored = self._restore(step, objects, how)

@@ -25,10 +25,13 @@ class Allowed:
       cast: the type of floating-point numbers.
       resize: patterns of dotted names in the model whose arrays may have another
         number of rows (first dimension).
+      optional: beginnings of names, as `optimizer/ema/`, of arrays that may be missing,
+        extra or different: the objects' own keep their values.
     """
 
     cast: Cast = "none"
     resize: Sequence[str] = ()
+    optional: Sequence[str] = ()
 
 
 EXACT = Allowed()
@@ -94,12 +97,13 @@ def compare(
                 "" if kind == "matching" else f" (checkpoint {there}, model {here})"
             )
             found[kind].append(name + detail)
-    return Comparison(
-        missing=[name for name in wanted if name not in stored],
-        extra=[name for name in stored if name not in wanted],
-        left_out=list(left_out),
-        **found,
-    )
+    found["missing"] = [name for name in wanted if name not in stored]
+    found["extra"] = [name for name in stored if name not in wanted]
+    for kind in ("missing", "extra", "different"):
+        found[kind] = [
+            name for name in found[kind] if not name.startswith(tuple(allowed.optional))
+        ]
+    return Comparison(left_out=list(left_out), **found)
 
 
 def _kind(wanted: list, stored: list, cast: Cast, resizable: bool) -> str:

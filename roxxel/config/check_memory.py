@@ -44,6 +44,8 @@ def memory(
     state = _optimizer_state(model, values.get("optimizer"), problems)
     if state is not None:
         parts["optimizer state"] = per_device(state)
+    if values.get("ema_decay") is not None:
+        parts["mean of weights"] = per_device(map(_float32, params))
     total = sum(parts.values())
     lines = [f"memory of one device, mesh {_shown_mesh(mesh)}"]
     lines += [f"  {name:<16} {shown(size):>12}" for name, size in parts.items()]
@@ -90,6 +92,13 @@ def _other_state(model: Any) -> list[Any]:
     from flax import nnx
 
     return jax.tree.leaves(nnx.state(model, nnx.Not(nnx.Param)))
+
+
+def _float32(leaf: Any) -> Any:
+    import jax
+    import numpy as np
+
+    return jax.ShapeDtypeStruct(leaf.shape, np.float32)
 
 
 def _optimizer_state(model: Any, optimizer: Any, problems: list[str]) -> Any:

@@ -96,6 +96,8 @@ def open_run(
 ) -> Opened:
     """The model of a run with the parameters of one of its checkpoints.
 
+    Where the run kept a running mean of the weights (`ema_decay`), they are that.
+
     Args:
       found: the experiment that the run is of.
       workdir: its folder.
@@ -106,6 +108,8 @@ def open_run(
     Raises:
       ConfigError: there is no checkpoint, or not that one, or it is of another model.
     """
+    from roxxel.train import ema
+
     make = part(found, "model")
     seed = part(found, "seed")
     path = Path(workdir) / CHECKPOINTS
@@ -113,6 +117,7 @@ def open_run(
     model = _unrestored(make, seed, mesh)
     with _checkpointer(found, path, model) as checkpointer:
         restored = _restore(checkpointer, step)
+        ema.restore(checkpointer.path, restored, model)
     data = run_info.read(workdir).get("data")
     return Opened(
         found=found,

@@ -14,12 +14,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from absl import logging
 from flax import nnx
 
-from roxxel.checkpointing import state
+from roxxel.checkpointing import files, state
+from roxxel.checkpointing.comparison import Comparison
 from roxxel.errors import ConfigError
 
-_PREFIX = "optimizer/ema/"
+PREFIX = "optimizer/ema/"
 
 
 def check_decay(decay: Any) -> None:
@@ -52,44 +54,58 @@ def step(mean: Any, params: Any, decay: float, updates: jax.Array) -> Any:
     return jax.tree.map(moved, mean, params)
 
 
-def restart(model: nnx.Module, optimizer: nnx.Optimizer) -> None:
-    """Lets the mean begin at the weights as they are now."""
+def begin(
+    restored: Comparison | None, model: nnx.Module, optimizer: nnx.Optimizer
+) -> list[str]:
+    """Lets a mean that was not restored begin at the weights; lines for the log.
+
+    `restored` is what was found in the checkpoint, None where there was none.
+    """
+    decay = getattr(optimizer, "ema_decay", None)
+    if decay is None:
+        return []
+    lines = [f"Mean of the weights, decay {decay:g}: it is evaluated and sampled from"]
+    names = [] if restored is None else restored.taken
+    if not any(name.startswith(PREFIX) for name in names):
+        _restart(model, optimizer)
+        if restored is not None:
+            lines.append("The checkpoint holds no mean: it begins at these weights")
+    return lines
+
+
+def _restart(model: nnx.Module, optimizer: Any) -> None:
+    where = jax.tree.map(lambda leaf: leaf.sharding, nnx.state(optimizer.ema))
     params = nnx.as_pure(nnx.state(model, nnx.Param))
-    old = nnx.as_pure(nnx.state(optimizer.ema))  # pyrefly: ignore[missing-attribute]
-    where = jax.tree.map(lambda leaf: leaf.sharding, old)
-    nnx.update(
-        optimizer.ema,  # pyrefly: ignore[missing-attribute]
-        jax.jit(start, out_shardings=where)(params),
-    )
+    begun = jax.jit(start, out_shardings=nnx.as_pure(where))(params)
+    nnx.update(optimizer.ema, begun)
 
 
-def restore(folder: pathlib.Path, arrays: dict[str, Any], model: nnx.Module) -> bool:
+def restore(root: pathlib.Path, number: int, model: nnx.Module) -> bool:
     """Puts the mean that a checkpoint holds, if it does, into the weights of `model`.
 
     Call it after the checkpoint was restored into the model.
 
     Args:
-      folder: the item `state` of the checkpoint's folder.
-      arrays: those of its record, by name.
+      root: the directory of checkpoints.
+      number: completed steps of the one restored.
       model: its weights stay as they are where the checkpoint has no mean.
 
     Returns:
       Whether there was one.
     """
+    found = next((step for step in files.scan(root)[0] if step.number == number), None)
+    arrays = {} if found is None else found.record["arrays"]
     targets = state.named_leaves({"model": model})
-    wanted = {
-        _PREFIX + name.removeprefix("model/"): leaf
-        for name, leaf in targets.items()
-        if _PREFIX + name.removeprefix("model/") in arrays
-    }
-    if not wanted:
+    names = {PREFIX + name.removeprefix("model/"): name for name in targets}
+    wanted = {there: targets[here] for there, here in names.items() if there in arrays}
+    if found is None or not wanted:
         return False
-    values = state.read(folder, wanted)
-    state.assign(
-        {"model": model},
-        {
-            "model/" + name.removeprefix(_PREFIX): value.astype(wanted[name].dtype)
-            for name, value in values.items()
-        },
-    )
+    read = {
+        name: jax.ShapeDtypeStruct(leaf.shape, jnp.float32, sharding=leaf.sharding)
+        for name, leaf in wanted.items()
+    }
+    values = state.read(found.path / files.STATE, read)
+    new = {names[n]: value.astype(wanted[n].dtype) for n, value in values.items()}
+    state.assign({"model": model}, new)
+    logging.info("the weights are the running mean of step %d", number)
     return True

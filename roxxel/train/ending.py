@@ -63,6 +63,7 @@ def stopped_as_asked(run: "Run") -> int:
 def finished(run: "Run") -> int:
     """All steps are done and evaluated: samples and writes the results."""
     run.write_back()
+    run.train_step.write_means(run.leaves, run.model)
     _sample(run)
     run.wait_for_checkpoint()
     results, verdict = run.evaluator.results, run.evaluator.verdict()

@@ -21,7 +21,7 @@ from roxxel.errors import EXIT_OK
 from roxxel.logger import Logger
 from roxxel.notices import Board
 from roxxel.progress import Progress
-from roxxel.train import accumulate, describe, ending
+from roxxel.train import accumulate, describe, ema, ending
 from roxxel.train.evaluator import Evaluator
 from roxxel.train.feeds import InputEnded
 from roxxel.train.plan import make_plan
@@ -119,7 +119,8 @@ class Run:
         plan = describe.plan_lines(
             self.model, self.stream, self.plan, self.spec.evaluations
         )
-        for line in (f"Work directory {self.workdir}", *plan, *begun.lines):
+        mean = ema.begin(self.checkpointer.restored, self.model, self.optimizer)
+        for line in (f"Work directory {self.workdir}", *plan, *begun.lines, *mean):
             self.logger.log_message(line)
         record = describe.run_record(
             self.model, self.stream, self.plan, self.mesh, start=begun.step

@@ -17,7 +17,7 @@ from roxxel.train import ema as ema_lib
 from roxxel.train.divergence import Divergence
 
 # Arrays that a checkpoint may lack, or have although nobody asks for them now.
-OPTIONAL = ("optimizer/ema/*", "optimizer/guard/*")
+OPTIONAL = ("optimizer/ema/", "optimizer/guard/")
 
 _KEY_TEXTS = ("key", "idx", "name")
 

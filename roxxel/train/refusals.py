@@ -13,6 +13,7 @@ import numpy as np
 from roxxel.errors import ConfigError, DivergedError
 from roxxel.train import offenders, start
 from roxxel.train.ledger import FILE_NAME, Ledger
+from roxxel.train.optimizer import OPTIONAL
 from roxxel.train.step import LeftOut
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Refusals:
         """Restores the newest checkpoint; returns its completed steps."""
         run = self._run
         run.wait_for_checkpoint()
-        step = run.checkpointer.restore()
+        step = run.checkpointer.restore(optional=OPTIONAL)
         saved = run.checkpointer.read_position(step)
         if saved is not None:
             start.seek(saved, run.stream, step, run.workdir)

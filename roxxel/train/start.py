@@ -15,6 +15,7 @@ from flax import nnx
 from roxxel.checkpoint import Checkpointer
 from roxxel.errors import ConfigError
 from roxxel.train import initial
+from roxxel.train.optimizer import OPTIONAL
 from roxxel.train.plan import Plan
 
 if TYPE_CHECKING:
@@ -63,10 +64,10 @@ def begin(
             return Start(step=0, lines=[], record={})
         lines, record = initial.restore(spec, model)
         return Start(step=0, lines=lines, record={"init": record})
-    newest = checkpointer.restore()
+    newest = checkpointer.restore(optional=OPTIONAL)
     step, lines = _where_to_go_on(spec, plan, checkpointer, workdir, newest)
     if step != newest:
-        checkpointer.restore(step)
+        checkpointer.restore(step, optional=OPTIONAL)
     saved = checkpointer.read_position(step)
     if saved is not None:
         seek(saved, stream, step, workdir)

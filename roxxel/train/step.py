@@ -88,6 +88,15 @@ class TrainStep:
             new[index] = leaves[mean]
         return new
 
+    def write_means(self, leaves: Leaves, model: nnx.Module) -> None:
+        """Puts the running mean of the weights, if there is one, into the model."""
+        old = jax.tree.leaves(nnx.state(model))
+        new = [
+            mean.astype(like.dtype)
+            for mean, like in zip(self.evaluated(leaves), old, strict=True)
+        ]
+        nnx.update(model, jax.tree.unflatten(jax.tree.structure(nnx.state(model)), new))
+
     def write_back(
         self, leaves: Leaves, model: nnx.Module, optimizer: nnx.Optimizer
     ) -> None:
