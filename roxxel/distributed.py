@@ -1,44 +1,215 @@
-"""One place that joins the processes of a run, before any device is touched."""
+"""One place that joins the processes of a run, before any device is touched.
 
+What says how many processes there are, the first that does:
+
+1. arguments (`--coordinator`, `--num_processes`, `--process_id`),
+2. ROXXEL_COORDINATOR, ROXXEL_NUM_PROCESSES and ROXXEL_PROCESS_ID,
+3. what jax finds: a TPU pod, Slurm, Open MPI, Kubernetes, where it is more than one,
+4. nothing: one process.
+
+ROXXEL_INIT_TIMEOUT is the time limit in seconds where no argument gives it.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import dataclasses
+import json
 import os
 import sys
+import time
+import warnings
+from collections.abc import Mapping
 
+from roxxel import notices, roll_call
 from roxxel.errors import ConfigError
 
-_VARIABLES = ("ROXXEL_COORDINATOR", "ROXXEL_NUM_PROCESSES", "ROXXEL_PROCESS_ID")
+DEFAULT_TIMEOUT_SECS = 300.0
+
+# A process that is gone without a word is noticed after so long, by jax's service.
+HEARTBEAT_SECS = 60
+
+# How long process 0 of a failed run waits for the others to leave first.
+_LEAVE_SECS = 6.0
+
+# For what follows once all processes are known to be there.
+_LEAST_SECS = 30.0
+
+_NAMES = ("coordinator", "num_processes", "process_id")
 
 
-def initialize(timeout_secs: int = 300) -> None:
-    """Joins the processes that ROXXEL_* in the environment describe; else does nothing.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Processes:
+    """Which process of how many this is, and who says so.
 
-    ROXXEL_COORDINATOR is `host:port` of process 0, ROXXEL_NUM_PROCESSES the number of
-    processes, ROXXEL_PROCESS_ID this one's index from 0. On CPU the collectives run
-    over gloo.
+    Attributes:
+      source: "one process", or what named the others.
+      coordinator: `host:port` of process 0; None for one process.
+    """
+
+    source: str
+    coordinator: str | None = None
+    num_processes: int = 1
+    process_id: int = 0
+    local_device_ids: tuple[int, ...] | None = None
+
+    def __str__(self):
+        if self.coordinator is None:
+            return f"distributed: {self.source}"
+        return (
+            f"distributed: process {self.process_id} of {self.num_processes}, "
+            f"coordinator {self.coordinator} ({self.source})"
+        )
+
+
+def initialize(
+    coordinator: str | None = None,
+    num_processes: int | str | None = None,
+    process_id: int | str | None = None,
+    *,
+    timeout_secs: float | str | None = None,
+) -> Processes:
+    """Joins the processes of this run; what was chosen, and why.
+
+    Touches no device. On CPU the collectives run over gloo.
+
+    Args:
+      coordinator, num_processes, process_id: as flags give them; all three or none.
+      timeout_secs: for all to come; None: ROXXEL_INIT_TIMEOUT, or 300.
 
     Raises:
-      ConfigError: only some of the variables are set, or one is not a number.
+      ConfigError: a value is wrong or missing, or two processes contradict each other.
+      roll_call.JoinError: not all came in time; tells the address and who is missing.
     """
-    values = [os.environ.get(name) for name in _VARIABLES]
-    if not any(values):
-        return
-    if not all(values):
-        missing = [n for n, v in zip(_VARIABLES, values, strict=True) if not v]
-        raise ConfigError(f"{', '.join(missing)} must be set beside the others.")
-    coordinator, count, index = (str(value) for value in values)
-    if not (count.isdigit() and index.isdigit()):
+    timeout = _timeout(timeout_secs)
+    chosen = choose((coordinator, num_processes, process_id), timeout_secs=timeout)
+    if chosen.coordinator is not None and chosen.num_processes > 1:
+        _join(chosen, timeout)
+    return chosen
+
+
+def choose(
+    given: tuple[object, object, object] = (None, None, None),
+    *,
+    timeout_secs: float = DEFAULT_TIMEOUT_SECS,
+) -> Processes:
+    """What `initialize` goes by; asks nobody but the environment, or a TPU's own.
+
+    Raises:
+      ConfigError: as `initialize`.
+    """
+    variables = [f"ROXXEL_{name.upper()}" for name in _NAMES]
+    from_environment = tuple(os.environ.get(name) or None for name in variables)
+    flags = [f"--{name}" for name in _NAMES]
+    for names, values in ((flags, given), (variables, from_environment)):
+        if any(value is not None for value in values):
+            return _checked(names, values)
+    return _detected(timeout_secs) or Processes(source="one process")
+
+
+def _checked(names: list[str], values: tuple) -> Processes:
+    missing = [n for n, value in zip(names, values, strict=True) if value is None]
+    if missing:
         raise ConfigError(
-            f"ROXXEL_NUM_PROCESSES={count!r} and ROXXEL_PROCESS_ID={index!r} must be "
-            "whole numbers."
+            f"{' and '.join(missing)} must be given too: {', '.join(names)} belong "
+            "together."
         )
+    coordinator, *numbers = map(str, values)
+    for name, text in zip(names[1:], numbers, strict=True):
+        if not text.isdecimal():
+            raise ConfigError(f"{name}={text}: expected a whole number.")
+    count, index = map(int, numbers)
+    if not index < count:
+        raise ConfigError(
+            f"{names[2]}={index}: expected less than {names[1]}={count}, from 0."
+        )
+    roll_call.split_address(coordinator)
+    return Processes(
+        source=f"{names[0]}={coordinator}",
+        coordinator=coordinator,
+        num_processes=count,
+        process_id=index,
+    )
+
+
+def _timeout(given: float | str | None) -> float:
+    name, value = "--init_timeout", given
+    if value is None:
+        name, value = "ROXXEL_INIT_TIMEOUT", os.environ.get("ROXXEL_INIT_TIMEOUT")
+    if value is None:
+        return DEFAULT_TIMEOUT_SECS
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = float("nan")
+    if not 1 <= seconds < 1e6:
+        raise ConfigError(f"{name}={value}: expected seconds, from 1.")
+    return seconds
+
+
+def _detected(timeout_secs: float) -> Processes | None:
+    """What jax's own detection finds, where that is more than one process."""
+    from jax._src import clusters
+
+    for cluster in clusters.ClusterEnv._cluster_types:
+        with warnings.catch_warnings():
+            # In a Kubernetes pod without its client: nothing that a run must know.
+            warnings.simplefilter("ignore")
+            if cluster.opt_in_only_method or not cluster.is_env_present():
+                continue
+        count = cluster.get_process_count()
+        if count < 2:
+            return None
+        port = os.environ.get("JAX_COORDINATOR_PORT")
+        address = cluster.get_coordinator_address(
+            timeout_secs=int(timeout_secs), override_coordinator_port=port
+        )
+        local = cluster.get_local_process_id()
+        alone = local is None or _processes_here() == 1
+        return Processes(
+            source=f"found by jax: {cluster.name or cluster.__name__}",
+            coordinator=address,
+            num_processes=count,
+            process_id=cluster.get_process_id(),
+            local_device_ids=None if alone else (local,),
+        )
+    return None
+
+
+def _processes_here() -> int | None:
+    """Processes of the run on this host, where Slurm or Open MPI tell."""
+    sizes = os.environ.get("SLURM_STEP_TASKS_PER_NODE")
+    text = sizes or os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or ""
+    # Slurm: "2(x3),1" for three hosts with two and one with one.
+    numbers = {part.partition("(")[0] for part in text.split(",")}
+    return int(text[0]) if numbers == {"1"} else None
+
+
+# -- joining -----------------------------------------------------------------------
+
+
+def _join(chosen: Processes, timeout_secs: float) -> None:
+    assert chosen.coordinator is not None
+    began = time.monotonic()
+    who = (chosen.coordinator, chosen.num_processes)
+    if chosen.process_id == 0:
+        roll_call.gather(*who, timeout_secs)
+    else:
+        roll_call.call(chosen.coordinator, chosen.process_id, who[1], timeout_secs)
     import jax
 
     if os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # All are there: what is left is short, and jax's own limit ends the process.
+    left = max(timeout_secs - (time.monotonic() - began), _LEAST_SECS)
     jax.distributed.initialize(
-        coordinator,
-        int(count),
-        int(index),
-        initialization_timeout=timeout_secs,
+        chosen.coordinator,
+        chosen.num_processes,
+        chosen.process_id,
+        local_device_ids=chosen.local_device_ids,
+        cluster_detection_method="deactivate",
+        initialization_timeout=int(left),
+        heartbeat_timeout_seconds=HEARTBEAT_SECS,
     )
 
 
@@ -48,3 +219,108 @@ def is_lead() -> bool:
     if jax is None or not jax.distributed.is_initialized():
         return True
     return jax.process_index() == 0
+
+
+# -- the same run in all -------------------------------------------------------------
+
+
+def check_same(
+    topic: str, values: Mapping[str, str], timeout_secs: float | str | None = None
+) -> None:
+    """Compares what must be equal in all processes; all must call it.
+
+    Args:
+      topic: what is compared, in a word; once a run.
+      values: texts by key.
+      timeout_secs: for all to come here.
+
+    Raises:
+      ConfigError: a process has another value, the same error in all of them.
+      roll_call.JoinError: a process did not come here in time, or failed.
+    """
+    board = notices.board(f"same-{topic}")
+    if board is None:
+        return
+    limit = _timeout(timeout_secs)
+    board.post(f"values/{board.index}", json.dumps(dict(values)))
+    if board.index == 0:
+        board.post("verdict", _verdict(board, topic, limit))
+    try:
+        verdict = board.wait_for("verdict", limit + _LEAST_SECS)
+    except TimeoutError:
+        verdict = f"!process 0 did not compare {topic} within {limit:g} s."
+    if verdict.startswith("!"):
+        raise roll_call.JoinError(verdict[1:])
+    if verdict:
+        raise ConfigError(verdict)
+
+
+def _verdict(board: notices.Board, topic: str, limit: float) -> str:
+    """The first difference as a sentence; "!..." where a process is missing."""
+    lead: dict[str, str] | None = None
+    until = time.monotonic() + limit
+    for index in range(board.count):
+        left = max(until - time.monotonic(), 0.1)
+        try:
+            found = json.loads(board.wait_for(f"values/{index}", left))
+        except TimeoutError:
+            return (
+                f"!process {index} of {board.count} did not get to compare {topic} "
+                f"within {limit:g} s; see its output. {roll_call.RAISE_LIMIT}."
+            )
+        lead = found if lead is None else lead
+        different = sorted(k for k in {*lead, *found} if lead.get(k) != found.get(k))
+        if different:
+            key = different[0]
+            more = f" (and {len(different) - 1} more)" if different[1:] else ""
+            return (
+                f"process {index} differs from process 0 in the {topic}: {key} is "
+                f"{found.get(key)} there and {lead.get(key)} here{more}. Start all "
+                "processes with the same command, code and data."
+            )
+    return ""
+
+
+# -- leaving -------------------------------------------------------------------------
+
+
+def leave_at_exit() -> None:
+    """This process failed: at its exit it does not wait for the others.
+
+    jax's own exit waits minutes for processes that may be stuck, and ends this one
+    from C++ when they are gone.
+    """
+    atexit.unregister(_leave)
+    atexit.register(_leave)  # the last one registered is the first to run
+
+
+def stay() -> None:
+    """Takes `leave_at_exit` back: the failure concerned all, and they go on."""
+    atexit.unregister(_leave)
+
+
+def tell_leaving() -> None:
+    """Before a process ends on its own account; process 0 waits for the others.
+
+    With process 0 goes the service, without which jax ends the others.
+    """
+    board = notices.board("leaving")
+    if board is None:
+        return
+    board.post(str(board.index), "")
+    until = time.monotonic() + _LEAVE_SECS
+    while board.index == 0 and time.monotonic() < until:
+        if len(board.read()) == board.count:
+            return
+        time.sleep(0.1)
+
+
+def _leave() -> None:
+    with contextlib.suppress(Exception):
+        tell_leaving()
+    state = sys.modules["jax._src.distributed"].global_state
+    for name in ("preemption_sync_manager", "client", "service"):
+        kept = getattr(state, name)
+        if kept is not None:  # never destroyed: that would wait, too
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+            setattr(state, name, None)
