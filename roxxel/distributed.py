@@ -10,27 +10,20 @@ What says how many processes there are, the first that does:
 ROXXEL_INIT_TIMEOUT is the time limit in seconds where no argument gives it.
 """
 
-import atexit
-import contextlib
-import ctypes
 import dataclasses
-import json
+import importlib.util
 import os
 import sys
 import time
 import warnings
-from collections.abc import Mapping
 
-from roxxel import notices, roll_call
+from roxxel import roll_call
 from roxxel.errors import ConfigError
 
 DEFAULT_TIMEOUT_SECS = 300.0
 
 # A process that is gone without a word is noticed after so long, by jax's service.
 HEARTBEAT_SECS = 60
-
-# How long process 0 of a failed run waits for the others to leave first.
-_LEAVE_SECS = 6.0
 
 # For what follows once all processes are known to be there.
 _LEAST_SECS = 30.0
@@ -81,11 +74,23 @@ def initialize(
       ConfigError: a value is wrong or missing, or two processes contradict each other.
       roll_call.JoinError: not all came in time; tells the address and who is missing.
     """
-    timeout = _timeout(timeout_secs)
+    timeout = limit_secs(timeout_secs)
     chosen = choose((coordinator, num_processes, process_id), timeout_secs=timeout)
     if chosen.coordinator is not None and chosen.num_processes > 1:
         _join(chosen, timeout)
     return chosen
+
+
+def check(
+    given: tuple[object, object, object], timeout_secs: float | str | None
+) -> None:
+    """Checks what is given, and the environment's variables where nothing is.
+
+    Raises:
+      ConfigError: a value is wrong, or one of three is missing.
+    """
+    limit_secs(timeout_secs)
+    _chosen(given)
 
 
 def choose(
@@ -98,13 +103,19 @@ def choose(
     Raises:
       ConfigError: as `initialize`.
     """
+    found = _chosen(given) or _detected(timeout_secs)
+    return found or Processes(source="one process")
+
+
+def _chosen(given: tuple[object, object, object]) -> Processes | None:
+    """What arguments say, or else the environment; None where both say nothing."""
     variables = [f"ROXXEL_{name.upper()}" for name in _NAMES]
     from_environment = tuple(os.environ.get(name) or None for name in variables)
     flags = [f"--{name}" for name in _NAMES]
     for names, values in ((flags, given), (variables, from_environment)):
         if any(value is not None for value in values):
             return _checked(names, values)
-    return _detected(timeout_secs) or Processes(source="one process")
+    return None
 
 
 def _checked(names: list[str], values: tuple) -> Processes:
@@ -132,7 +143,12 @@ def _checked(names: list[str], values: tuple) -> Processes:
     )
 
 
-def _timeout(given: float | str | None) -> float:
+def limit_secs(given: float | str | None) -> float:
+    """Seconds for all processes to come: as given, or ROXXEL_INIT_TIMEOUT, or 300.
+
+    Raises:
+      ConfigError: it is no number from 1.
+    """
     name, value = "--init_timeout", given
     if value is None:
         name, value = "ROXXEL_INIT_TIMEOUT", os.environ.get("ROXXEL_INIT_TIMEOUT")
@@ -149,6 +165,8 @@ def _timeout(given: float | str | None) -> float:
 
 def _detected(timeout_secs: float) -> Processes | None:
     """What jax's own detection finds, where that is more than one process."""
+    if importlib.util.find_spec("jax") is None:
+        return None
     from jax._src import clusters
 
     for cluster in clusters.ClusterEnv._cluster_types:
@@ -219,108 +237,3 @@ def is_lead() -> bool:
     if jax is None or not jax.distributed.is_initialized():
         return True
     return jax.process_index() == 0
-
-
-# -- the same run in all -------------------------------------------------------------
-
-
-def check_same(
-    topic: str, values: Mapping[str, str], timeout_secs: float | str | None = None
-) -> None:
-    """Compares what must be equal in all processes; all must call it.
-
-    Args:
-      topic: what is compared, in a word; once a run.
-      values: texts by key.
-      timeout_secs: for all to come here.
-
-    Raises:
-      ConfigError: a process has another value, the same error in all of them.
-      roll_call.JoinError: a process did not come here in time, or failed.
-    """
-    board = notices.board(f"same-{topic}")
-    if board is None:
-        return
-    limit = _timeout(timeout_secs)
-    board.post(f"values/{board.index}", json.dumps(dict(values)))
-    if board.index == 0:
-        board.post("verdict", _verdict(board, topic, limit))
-    try:
-        verdict = board.wait_for("verdict", limit + _LEAST_SECS)
-    except TimeoutError:
-        verdict = f"!process 0 did not compare {topic} within {limit:g} s."
-    if verdict.startswith("!"):
-        raise roll_call.JoinError(verdict[1:])
-    if verdict:
-        raise ConfigError(verdict)
-
-
-def _verdict(board: notices.Board, topic: str, limit: float) -> str:
-    """The first difference as a sentence; "!..." where a process is missing."""
-    lead: dict[str, str] | None = None
-    until = time.monotonic() + limit
-    for index in range(board.count):
-        left = max(until - time.monotonic(), 0.1)
-        try:
-            found = json.loads(board.wait_for(f"values/{index}", left))
-        except TimeoutError:
-            return (
-                f"!process {index} of {board.count} did not get to compare {topic} "
-                f"within {limit:g} s; see its output. {roll_call.RAISE_LIMIT}."
-            )
-        lead = found if lead is None else lead
-        different = sorted(k for k in {*lead, *found} if lead.get(k) != found.get(k))
-        if different:
-            key = different[0]
-            more = f" (and {len(different) - 1} more)" if different[1:] else ""
-            return (
-                f"process {index} differs from process 0 in the {topic}: {key} is "
-                f"{found.get(key)} there and {lead.get(key)} here{more}. Start all "
-                "processes with the same command, code and data."
-            )
-    return ""
-
-
-# -- leaving -------------------------------------------------------------------------
-
-
-def leave_at_exit() -> None:
-    """This process failed: at its exit it does not wait for the others.
-
-    jax's own exit waits minutes for processes that may be stuck, and ends this one
-    from C++ when they are gone.
-    """
-    atexit.unregister(_leave)
-    atexit.register(_leave)  # the last one registered is the first to run
-
-
-def stay() -> None:
-    """Takes `leave_at_exit` back: the failure concerned all, and they go on."""
-    atexit.unregister(_leave)
-
-
-def tell_leaving() -> None:
-    """Before a process ends on its own account; process 0 waits for the others.
-
-    With process 0 goes the service, without which jax ends the others.
-    """
-    board = notices.board("leaving")
-    if board is None:
-        return
-    board.post(str(board.index), "")
-    until = time.monotonic() + _LEAVE_SECS
-    while board.index == 0 and time.monotonic() < until:
-        if len(board.read()) == board.count:
-            return
-        time.sleep(0.1)
-
-
-def _leave() -> None:
-    with contextlib.suppress(Exception):
-        tell_leaving()
-    state = sys.modules["jax._src.distributed"].global_state
-    for name in ("preemption_sync_manager", "client", "service"):
-        kept = getattr(state, name)
-        if kept is not None:  # never destroyed: that would wait, too
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
-            setattr(state, name, None)

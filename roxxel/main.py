@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from roxxel import allocator, errors
-from roxxel.config import arguments, failures, options, say, suggest
+from roxxel.config import arguments, failures, joining, options, say, suggest
 from roxxel.config import workdir as workdir_lib
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ def _check_flags(line: arguments.CommandLine, mode: str) -> None:
     if not _names_experiment(line):
         raise errors.ConfigError(_no_experiment())
     _check_fiddle()
+    joining.check(line)
     given = line.get("workdir")
     if given is not None:
         path = workdir_lib.choose(given, "")
@@ -192,12 +193,14 @@ def _done(
     found: "Experiment", line: arguments.CommandLine, argv: list[str], mode: str
 ) -> int:
     """Do what `mode` says; the exit code."""
-    from roxxel.config import check, drawing, explain, export, replay, start
+    from roxxel.config import check, drawing, early_stop, explain, export, replay, start
 
     if mode == "train":
-        return start.train(found, line.get("workdir"), argv)
+        with early_stop.until_started():
+            return start.train(found, line, argv)
     if mode == "replay":
-        return replay.run(found, line, argv)
+        with early_stop.until_started():
+            return replay.run(found, line, argv)
     if mode == "export":
         return _show(export.run(found, line))
     if mode == "check":

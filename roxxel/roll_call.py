@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Iterable
 
-from roxxel.errors import ConfigError
+from roxxel.errors import EXIT_ERROR, ConfigError
 
 _RETRY_SECS = 0.2
 _MAX_LINE = 4096
@@ -22,6 +22,8 @@ RAISE_LIMIT = "--init_timeout raises the limit"
 
 class JoinError(RuntimeError):
     """The processes of a run did not find each other; says who is missing."""
+
+    exit_code = EXIT_ERROR
 
 
 def split_address(address: str) -> tuple[str, int]:

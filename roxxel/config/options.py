@@ -16,6 +16,7 @@ MODES = {
 }
 # Those that `--run=DIR` gives the experiment of.
 MODES_OF_A_RUN = ("replay", "export")
+MODES_THAT_RUN = ("train", "replay")
 PLAIN_FIELDS = ("stop_after",)  # flags that set the field of their name
 DIRECTIVE_PREFIXES = {"fdl.": "set", "fdl_tag.": "tag"}
 
@@ -92,6 +93,24 @@ OPTIONS: dict[str, Option] = {
         value="TYPE",
         help="of the numbers: float32, bfloat16, float16 (default: as trained)",
         modes=("export",),
+    ),
+    "coordinator": Option(
+        kind="text",
+        value="HOST:PORT",
+        help="of process 0 of several; with the next two",
+        modes=MODES_THAT_RUN,
+    ),
+    "num_processes": Option(
+        kind="text", value="N", help="of the run", modes=MODES_THAT_RUN
+    ),
+    "process_id": Option(
+        kind="text", value="I", help="of this one, from 0", modes=MODES_THAT_RUN
+    ),
+    "init_timeout": Option(
+        kind="text",
+        value="SECONDS",
+        help="for all processes to come (default 300)",
+        modes=MODES_THAT_RUN,
     ),
     "devices": Option(
         kind="text",

@@ -19,6 +19,7 @@ from roxxel.config import (
     dump,
     fields,
     ingredients,
+    joining,
     resolve,
     run_info,
     say,
@@ -49,7 +50,7 @@ def run(
     as_text = dump.to_text(found.config, name=found.name, source=found.source)
     _stop_where_the_run_did(found, origin, max(before))
     start.check_runs(found.target, found.name)
-    distributed.initialize()
+    distributed.initialize(*joining.given(line), timeout_secs=line.get("init_timeout"))
     built = start.build(found)
     _check_data(built, flag)
     refuse = functools.partial(_refuse, flag=flag, forced=line.on("force"))

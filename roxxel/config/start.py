@@ -12,9 +12,11 @@ import fiddle as fdl
 from roxxel import distributed, errors
 from roxxel.config import (
     abstract,
+    arguments,
     data_facts,
     failures,
     imports,
+    joining,
     minutes,
     record,
     resolve,
@@ -26,23 +28,30 @@ from roxxel.config import workdir as workdir_lib
 from roxxel.errors import ConfigError
 
 
-def train(found: resolve.Experiment, given: str | None, argv: Sequence[str]) -> int:
-    """Run an experiment in the work directory `given`, or in its own; the exit code.
+def train(
+    found: resolve.Experiment, line: arguments.CommandLine, argv: Sequence[str]
+) -> int:
+    """Run an experiment in the work directory of the line, or its own; the exit code.
 
     Raises:
       ConfigError: it cannot run, or not there; nothing has been created then.
     """
-    given = given or configured_workdir(found)
+    given = line.get("workdir") or configured_workdir(found)
     workdir = workdir_lib.choose(given, found.name)
     flag = f"--workdir={given or workdir}"
     workdir_lib.check_writable(workdir, flag)
     workdir_lib.check_same_experiment(workdir, found.name, found.source, flag)
     check_runs(found.target, found.name)
-    distributed.initialize()
-    is_new = not workdir.exists()
-    with explained(found, only_building=False):
-        say.lines(minutes.resolve(found, workdir, flag))
-    return run(found, build(found), workdir, argv, flag=flag, is_new=is_new)
+    with joining.joined(found, line, workdir) as joined:
+        is_new = not workdir.exists()
+        with explained(found, only_building=False):
+            say.lines(minutes.resolve(found, workdir, flag))
+        built = build(found)
+        joined.check_data(data_facts.of(built))
+        joined_as = {"distributed": str(joined)}
+        return run(
+            found, built, workdir, argv, flag=flag, is_new=is_new, extra=joined_as
+        )
 
 
 def configured_workdir(found: resolve.Experiment) -> str | None:

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
-from roxxel import distributed
+from roxxel import leaving
 from roxxel.errors import EXIT_ERROR, EXIT_RESTART
 from roxxel.notices import Board
 from roxxel.sinks.worker import tell_stderr
@@ -92,7 +92,7 @@ class Watch:
         except BaseException as err:
             self._error, self._failed_at = err, time.monotonic()
             if self._board is not None:
-                distributed.leave_at_exit()
+                leaving.leave_at_exit()
                 with contextlib.suppress(Exception):
                     self._tell(self._board, err)
             raise
@@ -230,5 +230,5 @@ class Watch:
         writing.start()
         writing.join(_GRACE_SECS)
         with contextlib.suppress(Exception):
-            distributed.tell_leaving()
+            leaving.tell_leaving()
         os._exit(code)
