@@ -20,6 +20,7 @@ from roxxel.config import (
     check_memory,
     check_model,
     check_plan,
+    check_topology,
     fields,
     resolve,
     scalars,
@@ -47,17 +48,22 @@ def report(
     """The report, and what is wrong, a line each and the worst first.
 
     Raises:
-      ConfigError: --devices or --memory is no size.
+      ConfigError: --devices, --memory or --topology is no size, or nothing is there
+        that compiles for a topology.
     """
+    topology = check_topology.parse(line)
     limits = Limits(
-        devices=_devices(line.get("devices")), memory_bytes=_memory(line.get("memory"))
+        devices=topology.num_chips if topology else _devices(line.get("devices")),
+        memory_bytes=_memory(line.get("memory")),
     )
     config = _without_minutes(found.config)
     values = abstract.evaluate(config)
+    trainer = values.root
     if isinstance(values.fields.get("optimizer"), abstract.Unknown):
-        # The sizes of its state do not depend on how long the run is.
+        # Neither the sizes of its state nor the step depend on how long the run is.
         assumed = abstract.evaluate(config, assumed_steps=ASSUMED_STEPS)
         values.fields["optimizer"] = assumed.fields.get("optimizer")
+        trainer = assumed.root
     problems = values.problems
     mesh = check_memory.mesh_sizes(values.get("mesh_axes"), limits.devices, problems)
     model = check_model.abstract_model(values, problems)
@@ -72,6 +78,8 @@ def report(
     _check_initial(found, values, model, line.get("workdir"), problems)
     sections.append(check_data.data(values))
     sections += check_plan.plan(values, mesh, model, problems)
+    if topology is not None:
+        sections += check_topology.report(trainer, model, topology, problems)
     sections += [_problems(problems)] if problems else []
     return "\n\n".join(filter(None, sections)), problems
 

@@ -121,6 +121,15 @@ OPTIONS: dict[str, Option] = {
     "memory": Option(
         kind="text", value="16GiB", help="limit of one device", modes=("check",)
     ),
+    "topology": Option(
+        kind="text",
+        value="v5e:16x16",
+        help="compile the step for these TPUs: fits, work, bound of speed",
+        modes=("check",),
+    ),
+    "num_slices": Option(
+        kind="text", value="N", help="of that topology (default 1)", modes=("check",)
+    ),
     "run": Option(
         kind="text",
         value="DIR",

@@ -16,10 +16,9 @@ _BATCH_GROUPS = re.compile(r"batch_group_count=(\d+)")
 
 # Lines that move nothing by themselves.
 _FREE = frozenset(
-    (
-        "parameter constant get-tuple-element tuple bitcast while conditional call "
-        "after-all partition-id replica-id add-dependency opt-barrier domain iota"
-    ).split()
+    ("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while")
+    + ("conditional", "call", "after-all", "partition-id", "replica-id", "iota")
+    + ("add-dependency", "opt-barrier", "domain")
 )
 _PARTS = ("slice", "dynamic-slice", "gather", "slice-start", "dynamic-slice-start")
 
@@ -224,5 +223,7 @@ def _in_hbm(line: hlo.Instruction) -> int:
 def _operand(
     computation: hlo.Computation, line: hlo.Instruction, place: int
 ) -> hlo.Array | None:
-    known = computation.get(line.operands[place]) if len(line.operands) > place else None
+    known = (
+        computation.get(line.operands[place]) if len(line.operands) > place else None
+    )
     return known.arrays()[0] if known is not None and known.arrays() else None

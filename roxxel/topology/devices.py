@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 from roxxel import hardware
@@ -126,7 +126,7 @@ def open_devices(topology: Topology) -> list[Any]:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> Generator[None]:
     """What libraries write to the file of stderr is kept back, unless they fail."""
     sys.stderr.flush()
     with tempfile.TemporaryFile() as kept:

@@ -133,10 +133,8 @@ def _instruction(line: str) -> Instruction | None:
     if named is None:
         return None
     start = named.end()
-    if line[start] == "(":
-        end = _closing(line, start) + 1
-    else:
-        end = line.index(" ", start)
+    is_tuple = line[start] == "("
+    end = _closing(line, start) + 1 if is_tuple else line.index(" ", start)
     opening = line.index("(", end)
     closing = _closing(line, opening)
     inside = line[opening + 1 : closing]
