@@ -88,7 +88,7 @@ def _head(compiled: "Compiled", topology: devices.Topology) -> str:
         f"compiled for {topology}",
         f"  chips      {topology.num_chips} {topology.chip.name}, mesh {axes}",
         f"  batch      {span.batch_size} x {span.seq_len} tokens",
-        f"  compiling  {compiled.seconds:.0f} s ({compiled.cpu_seconds:.0f} s of CPU)",
+        f"  compiling  {compiled.took[0]:.0f} s ({compiled.took[1]:.0f} s of CPU)",
     ]
     if compiled.kernels:
         lines.append(f"  kernels    {compiled.kernels}, whose work is not counted")

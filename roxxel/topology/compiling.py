@@ -71,8 +71,7 @@ class Compiled:
       slices: the slice of each partition.
       kernels: written by hand, which `flops` does not see.
       unknown_loops: counted as running once.
-      seconds: of tracing and compiling.
-      cpu_seconds: of all threads, which compiling is on a busy machine.
+      took: seconds of tracing and compiling, by the wall and of all threads.
     """
 
     mesh: dict[str, int]
@@ -85,8 +84,7 @@ class Compiled:
     slices: tuple[int, ...] = (0,)
     kernels: int = 0
     unknown_loops: int = 0
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
+    took: tuple[float, float] = (0.0, 0.0)
 
 
 def compile_step(spec: "Trainer", devices: Sequence[Any]) -> Compiled:
@@ -105,9 +103,11 @@ def compile_step(spec: "Trainer", devices: Sequence[Any]) -> Compiled:
         with quiet():
             program = step.compile(leaves, batch)
     except jax.errors.JaxRuntimeError as err:
-        memory = _does_not_fit(err, _local_bytes([*leaves, batch]))
-        return Compiled(mesh=sizes, span=span, fits=False, memory=memory, **clock())
-    times = clock()
+        memory = does_not_fit(err, _local_bytes([*leaves, batch]))
+        return Compiled(
+            mesh=sizes, span=span, fits=False, memory=memory, took=clock.read()
+        )
+    took = clock.read()
     text = hlo.parse(program.as_text())
     return Compiled(
         mesh=sizes,
@@ -120,7 +120,7 @@ def compile_step(spec: "Trainer", devices: Sequence[Any]) -> Compiled:
         slices=tuple(getattr(device, "slice_index", None) or 0 for device in order),
         kernels=costs.kernels(text),
         unknown_loops=text.unknown_loops,
-        **times,
+        took=took,
     )
 
 
@@ -130,11 +130,8 @@ class _Clock:
     def __init__(self):
         self._wall, self._cpu = time.perf_counter(), time.process_time()
 
-    def __call__(self) -> dict[str, float]:
-        return {
-            "seconds": time.perf_counter() - self._wall,
-            "cpu_seconds": time.process_time() - self._cpu,
-        }
+    def read(self) -> tuple[float, float]:
+        return time.perf_counter() - self._wall, time.process_time() - self._cpu
 
 
 def _abstract(spec, span, mesh, device):
@@ -173,7 +170,7 @@ def _memory(stats: Any) -> Memory:
     )
 
 
-def _does_not_fit(error: Exception, arguments: int) -> Memory:
+def does_not_fit(error: Exception, arguments: int) -> Memory:
     """The memory that the compiler says it lacks; any other failure goes on."""
     text = str(error)
     if "RESOURCE_EXHAUSTED" not in text or "hbm" not in text.lower():

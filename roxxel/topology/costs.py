@@ -15,10 +15,10 @@ _WINDOW = re.compile(r"window=\{([^}]*)\}")
 _BATCH_GROUPS = re.compile(r"batch_group_count=(\d+)")
 
 # Lines that move nothing by themselves.
-_FREE = frozenset(
-    ("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while")
-    + ("conditional", "call", "after-all", "partition-id", "replica-id", "iota")
-    + ("add-dependency", "opt-barrier", "domain")
+_FREE = (
+    *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while"),
+    *("conditional", "call", "after-all", "partition-id", "replica-id", "iota"),
+    *("add-dependency", "opt-barrier", "domain"),
 )
 _PARTS = ("slice", "dynamic-slice", "gather", "slice-start", "dynamic-slice-start")
 
@@ -136,7 +136,8 @@ def _moved(
     read = [_in_hbm(computation[name]) for name in line.operands if name in computation]
     result = line.arrays()
     if line.opcode.endswith("-start"):
-        result = result[:1] if line.opcode == "copy-start" else result[-1:]
+        # (target, source, flags) of a copy, (operand, result, flags) of others.
+        result = result[:1] if line.opcode == "copy-start" else result[1:2] or result
     written = sum(array.num_bytes for array in result if array.in_hbm)
     if line.opcode in _PARTS:
         part = sum(array.num_bytes for array in line.arrays()[:1])

@@ -23,7 +23,10 @@ _PLAIN = ("copy", "bitcast", "copy-done", "convert")
 
 
 class Array(NamedTuple):
-    """One array of a shape: dtype, dims, and whether it lies in the main memory."""
+    """One array of a shape: dtype, dims, and whether it lies in the main memory.
+
+    Scalars do not.
+    """
 
     dtype: str
     dims: tuple[int, ...]
@@ -97,7 +100,7 @@ def arrays(shape: str) -> list[Array]:
         Array(
             dtype,
             tuple(map(int, filter(None, dims.split(",")))),
-            "S(" not in (layout or ""),
+            bool(dims) and "S(" not in (layout or ""),
         )
         for dtype, dims, layout in _ARRAY.findall(shape)
     ]
