@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -136,8 +137,7 @@ def test_two_nodes_train_are_preempted_resume_and_end(
     said = (tmp_path / f"roxxel-{job}.out").read_text()
     assert state == "COMPLETED", said
     assert "on 2 cpu device(s) in 2 process(es)" in said
-    stopped = said.partition("Stopped by ")[2].partition("after step ")[2]
-    step = int(stopped.partition(";")[0])
+    step = int(re.search(r"Stopped by .* after step (\d+)", said).group(1))
     assert step >= 20
     assert f"Resuming after step {step} of 200" in said
     assert logged(tmp_path) == list(range(1, 201))

@@ -75,7 +75,10 @@ def _send(kill: Kill, launcher: subprocess.Popen) -> bool:
     if kill.target is None and kill.number == signal.SIGTERM:
         launcher.terminate()  # as a scheduler does; it passes the signal on
         return True
-    children = _children(launcher.pid)
+    while not (children := _children(launcher.pid)):
+        if launcher.poll() is not None:
+            return False
+        time.sleep(_POLL_SECS)
     chosen = children if kill.target is None else children[kill.target :][:1]
     sent = False
     for pid in chosen:
