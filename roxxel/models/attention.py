@@ -9,17 +9,17 @@ not older than the query's position in it: no document numbers are kept or compa
 Legend: B batch, L length, D d_model, N query heads, K key heads, P head width, S slots.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from roxxel.models import keys, rope
+from roxxel.models import attention_kernels, attention_parts, keys, rope
+from roxxel.models.attention_kernels import Choice as Choice
 from roxxel.models.documents import Documents
 from roxxel.models.modules import Linear, RMSNorm
-
-Kernel = Literal["xla", "cudnn"]
+from roxxel.models.placement import Cut, Placement
 
 
 class KVCache(NamedTuple):
@@ -56,7 +56,7 @@ class Attention(nnx.Module):
         window: int | None = None,
         bias: bool = False,
         out_scale: float = 1.0,
-        kernel: Kernel | None = None,
+        attention: Choice = "auto",
         dtype: jax.typing.DTypeLike = jnp.float32,
         rngs: keys.Source,
     ):
@@ -66,15 +66,18 @@ class Attention(nnx.Module):
             raise ValueError(f"window must be at least 1 or None, got {window}.")
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, width
         self.rope_theta, self.window = rope_theta, window
-        self.kernel, self.dtype = kernel, dtype
+        attention_kernels.check(attention)
+        self.choice, self.dtype = attention, dtype
+        self.placement: Placement | None = None
         inner, kv_inner = n_heads * width, n_kv_heads * width
         options = {"bias": bias, "dtype": dtype, "rngs": rngs}
-        self.q_proj = Linear(d_model, inner, **options)
-        self.k_proj = Linear(d_model, kv_inner, **options)
-        self.v_proj = Linear(d_model, kv_inner, **options)
-        self.o_proj = Linear(inner, d_model, out_scale=out_scale, **options)
-        self.q_norm = RMSNorm(width, eps=norm_eps) if qk_norm else None
-        self.k_norm = RMSNorm(width, eps=norm_eps) if qk_norm else None
+        into, back = {"axes": ("embed", "heads")}, {"axes": ("heads", "embed")}
+        self.q_proj = Linear(d_model, inner, **into, **options)
+        self.k_proj = Linear(d_model, kv_inner, **into, **options)
+        self.v_proj = Linear(d_model, kv_inner, **into, **options)
+        self.o_proj = Linear(inner, d_model, out_scale=out_scale, **back, **options)
+        self.q_norm = RMSNorm(width, eps=norm_eps, axis=None) if qk_norm else None
+        self.k_norm = RMSNorm(width, eps=norm_eps, axis=None) if qk_norm else None
 
     def __call__(
         self, x_BLD: jax.Array, cache: KVCache | None, documents: Documents
@@ -86,9 +89,11 @@ class Attention(nnx.Module):
           cache: of the former tokens; None: there are none, and none is made.
           documents: where the tokens lie in theirs.
         """
-        q = self._heads(self.q_proj, self.q_norm, x_BLD, documents)
-        k = self._heads(self.k_proj, self.k_norm, x_BLD, documents)
-        v = self.v_proj(x_BLD).reshape(k.shape)
+        q, k, v = (
+            self._heads(part, x_BLD) for part in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q = self._rotated(self.q_norm, q, documents)
+        k = self._rotated(self.k_norm, k, documents)
         if cache is None:
             out = self._attend_all(q, k, v, documents)
         else:
@@ -119,26 +124,32 @@ class Attention(nnx.Module):
         scores = 4.0 * self.n_heads * self.head_dim * keys / seq_len
         return sum(part.flops_per_token() for part in parts) + scores
 
-    def _heads(self, projection, norm, x_BLD, documents):
-        """Queries or keys `[B, L, heads, P]`, normalised and rotated."""
-        heads = projection(x_BLD).reshape(*x_BLD.shape[:2], -1, self.head_dim)
+    def cut_sizes(self) -> list[Cut]:
+        """What a mesh may cut."""
+        kv_heads = Cut("heads", "n_kv_heads", self.n_kv_heads, shared=True)
+        return [Cut("heads", "n_heads", self.n_heads), kv_heads]
+
+    def _heads(self, projection, x_BLD):
+        """Queries, keys or values, `[B, L, heads, P]`."""
+        out = projection(x_BLD)
+        heads = out.shape[-1] // self.head_dim
+        if self.placement is not None:
+            # Heads that do not divide are shared: whole, not cut within a head.
+            axis = self.placement.axis("heads", heads) and "heads"
+            out = self.placement.constrained(out, ("batch", "length", axis))
+        return out.reshape(*x_BLD.shape[:2], heads, self.head_dim)
+
+    def _rotated(self, norm, heads, documents):
+        """Queries or keys, normalised and rotated."""
         heads = heads if norm is None else norm(heads).astype(self.dtype)
         return rope.rotate(heads, documents.positions_BL, theta=self.rope_theta)
 
     def _attend_all(self, q, k, v, documents):
         """Attention among the tokens of this call."""
-        if documents.runs_BL is not None:
-            index_L = jnp.arange(q.shape[1])
-            return self._attend(q, k, v, self._seen(index_L, index_L, documents))
-        window = None if self.window is None else (self.window - 1, 0)
-        return jax.nn.dot_product_attention(
-            q,
-            k,
-            v,
-            is_causal=True,
-            local_window_size=window,
-            implementation=self.kernel,
-        )
+        attend = attention_kernels.Causal(choice=self.choice, window=self.window)
+        if self.placement is not None:
+            return attention_parts.attend(attend, q, k, v, documents, self.placement)
+        return attend(q, k, v, documents)
 
     def _attend_cache(self, q, k, v, cache, documents):
         """Attention to former tokens and these, and the cache with these in it."""
@@ -157,25 +168,12 @@ class Attention(nnx.Module):
                 )
             )
             index_S = jnp.concatenate([_slot_tokens(before, slots), index_L])
-        out = self._attend(q, *kept, self._seen(index_L, index_S, documents))
+        attend = attention_kernels.Causal(choice="plain", window=self.window)
+        out = attend.masked(q, *kept, documents.positions_BL, index_L, index_S)
         if self.window is None or slots < self.window:
             # Beyond max_length what a query should see is lost: never in silence.
             out = jnp.where(before + length > slots, jnp.nan, out)
         return out, after
-
-    def _attend(self, q, k, v, seen_BLS):
-        mask = seen_BLS[:, None]
-        return jax.nn.dot_product_attention(
-            q, k, v, mask=mask, implementation=self.kernel
-        )
-
-    def _seen(self, query_L, key_S, documents):
-        """`[B, L, S]` whether a query sees a key, both given by their token index."""
-        first_BL = query_L - documents.positions_BL
-        if self.window is not None:
-            first_BL = jnp.maximum(first_BL, query_L - self.window + 1)
-        after_first = key_S >= jnp.maximum(first_BL, 0)[..., None]
-        return after_first & (key_S <= query_L[:, None])
 
 
 def _slot_tokens(count, slots):

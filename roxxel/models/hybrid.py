@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from roxxel.models import attention, ssd, stack
+from roxxel.models import ssd, stack
+from roxxel.models.attention import Choice
 from roxxel.models.language_model import LanguageModel, check_sizes
 from roxxel.models.modules import Activation
 from roxxel.models.ssm import Mamba2Block
@@ -24,7 +25,7 @@ class HybridLM(LanguageModel):
       pattern: letters of the blocks, repeated over the stack so that its last block
         is the pattern's last: "MMMA" over 6 layers is M A M M M A.
       n_heads, n_kv_heads, head_dim, d_ff, activation, rope_theta, qk_norm, window,
-        bias, kernel: of the Transformer blocks, as in `transformer.TransformerLM`.
+        bias, attention: of the Transformer blocks, as in `transformer.TransformerLM`.
       expand, state_dim, n_groups, conv_width, chunk_size, conv_bias, form, scan_lanes:
         of the Mamba-2 blocks, as in `ssm.Mamba2LM`.
       ssm_head_dim: channels of one head of a Mamba-2 block.
@@ -48,7 +49,7 @@ class HybridLM(LanguageModel):
         qk_norm: bool = False,
         window: int | None = None,
         bias: bool = False,
-        kernel: attention.Kernel | None = None,
+        attention: Choice = "auto",
         expand: int = 2,
         ssm_head_dim: int = 64,
         state_dim: int = 64,
@@ -101,7 +102,7 @@ class HybridLM(LanguageModel):
                 qk_norm=qk_norm,
                 window=window,
                 bias=bias,
-                kernel=kernel,
+                attention=attention,
                 **common,
                 rngs=source,
             )

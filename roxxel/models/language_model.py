@@ -15,6 +15,7 @@ from flax import nnx
 
 from roxxel.models import documents, keys, layers, ssd, stack
 from roxxel.models.modules import RMSNorm
+from roxxel.models.placement import Cut, Placement, lookup
 
 _EMBEDDING_STD = 0.02  # with a tied head the first loss is then the log of vocab_size
 
@@ -85,12 +86,11 @@ class LanguageModel(nnx.Module):
         self.vocab_size, self.d_model = vocab_size, d_model
         self.separator_id, self.compute_dtype = separator_id, compute_dtype
         self.remat, self.scan_layers, self.period = remat, scan_layers, period
-        self.placement: stack.Placement | None = None
+        self.placement: Placement | None = None
         shape = (vocab_size, d_model, -vocab_size % pad_vocab_to)
         source = keys.Keys(rngs)
-        self.embedding = nnx.Param(_init_embedding(source, *shape))
-        head = None if tie_embeddings else _init_embedding(source, *shape)
-        self.head = None if head is None else nnx.Param(head)
+        self.embedding = _embedding(source, *shape)
+        self.head = None if tie_embeddings else _embedding(source, *shape)
         self.blocks = nnx.List(make_blocks(source))
         source.close()
         self.norm = RMSNorm(d_model, eps=norm_eps)
@@ -131,7 +131,7 @@ class LanguageModel(nnx.Module):
         where = documents.locate(runs_BL, length, before)
         x_BLD, states = stack.run_blocks(
             self.blocks,
-            self._whole(self.embedding)[tokens_BL],
+            self._embedded(tokens_BL),
             self._states(state),
             where,
             period=self.period,
@@ -157,7 +157,12 @@ class LanguageModel(nnx.Module):
 
     def head_weight(self) -> jax.Array:
         """The head, `[V, D]`, with the rows that pad the vocabulary last."""
-        return self._whole(self.embedding if self.head is None else self.head)
+        return self._in_use(self.embedding if self.head is None else self.head)
+
+    def cut_sizes(self) -> list[Cut]:
+        """What a mesh may cut."""
+        rows = self.embedding.shape[0]
+        return [Cut("vocab", "vocab_size, padded to pad_vocab_to,", rows)]
 
     def init_state(self, batch_size: int, max_length: int | None = None) -> ModelState:
         """The state before the first token.
@@ -200,10 +205,16 @@ class LanguageModel(nnx.Module):
         blocks = sum(block.flops_per_token(seq_len) for block in self.blocks)
         return 3.0 * (blocks + 2.0 * self.d_model * self.vocab_size)
 
-    def _whole(self, parameter):
+    def _embedded(self, tokens_BL):
+        table_VD = self._in_use(self.embedding)
+        if self.placement is None:
+            return table_VD[tokens_BL]
+        return lookup(self.placement, table_VD, tokens_BL)
+
+    def _in_use(self, parameter):
         if self.placement is None:
             return parameter[...]
-        return self.placement.gathered(parameter[...])
+        return self.placement.gathered(parameter)[...]
 
     def _states(self, state):
         return (None,) * len(self.blocks) if state is None else state.layers
@@ -245,10 +256,11 @@ def num_params(model: nnx.Module) -> int:
     return total - sum((t.shape[0] - model.vocab_size) * t.shape[1] for t in tables)
 
 
-def _init_embedding(rngs, vocab_size, d_model, padding):
+def _embedding(rngs, vocab_size, d_model, padding):
     shape = (vocab_size, d_model)
     table = _EMBEDDING_STD * jax.random.normal(rngs.params(), shape, jnp.float32)
-    return jnp.pad(table, [(0, padding), (0, 0)]) if padding else table
+    table = jnp.pad(table, [(0, padding), (0, 0)]) if padding else table
+    return nnx.Param(table, logical_axes=("vocab", "embed"))
 
 
 def _last_segment(tokens_BL, segment_ids_BL, state):

@@ -8,6 +8,7 @@ Legend: B batch, L length, D width, F channels, K taps, T = K - 1 former steps.
 
 import functools
 import operator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,9 +41,17 @@ def _dense_forward(x, weight, dtype, out_dtype):
 def _dense_backward(dtype, out_dtype, residuals, dout):
     del out_dtype
     x, weight, like = residuals
-    rows, drows = (v.reshape(-1, v.shape[-1]) for v in (x, dout.astype(dtype)))
-    dx = _dot(drows, weight.astype(dtype), "rf,df->rd").reshape(x.shape)
-    dweight = _dot(rows, drows, "rd,rf->df")
+    rows, drows = x, dout.astype(dtype)
+    if not on_mesh(x):  # there, axes that are cut would have to become one
+        rows, drows = (v.reshape(-1, v.shape[-1]) for v in (rows, drows))
+    dx = _dot(drows, weight.astype(dtype), "...f,df->...d").reshape(x.shape)
+    leading = tuple(range(rows.ndim - 1))
+    dweight = jax.lax.dot_general(
+        rows,
+        drows,
+        ((leading, leading), ((), ())),
+        preferred_element_type=jnp.float32,
+    )
     return dx.astype(like.dtype), dweight.astype(weight.dtype)
 
 
@@ -56,27 +65,47 @@ def rms_norm(x: jax.Array, scale: jax.Array, *, eps: float) -> jax.Array:
     return x * jax.lax.rsqrt(mean + eps) * scale
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+class Shared(NamedTuple):
+    """A group of channels that lies over several devices.
+
+    Attributes:
+      axis: of the mesh.
+      groups: over all of its devices.
+      parts: devices of one group.
+    """
+
+    axis: str | tuple[str, ...]
+    groups: int
+    parts: int
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def gated_rms_norm(
-    y_BLF: jax.Array, z_BLF: jax.Array, scale_F: jax.Array, eps: float, groups: int
+    y_BLF: jax.Array,
+    z_BLF: jax.Array,
+    scale_F: jax.Array,
+    eps: float,
+    groups: int,
+    shared: Shared | None = None,
 ) -> jax.Array:
     """Mamba-2's norm after the gate: `y * silu(z)` over its root mean square; float32.
 
-    The mean is over each of `groups` equal parts of the channels.
+    The mean is over each of `groups` equal parts of the channels; with `shared`, over
+    the part here and those of the other devices that have channels of this group.
     """
-    gated, inverse, _ = _gate(y_BLF, z_BLF, eps, groups)
+    gated, inverse, _ = _gate(y_BLF, z_BLF, eps, groups, shared)
     return gated * inverse * scale_F
 
 
-def _gated_forward(y, z, scale, eps, groups):
-    return gated_rms_norm(y, z, scale, eps, groups), (y, z, scale)
+def _gated_forward(y, z, scale, eps, groups, shared):
+    return gated_rms_norm(y, z, scale, eps, groups, shared), (y, z, scale)
 
 
-def _gated_backward(eps, groups, residuals, dout):
+def _gated_backward(eps, groups, shared, residuals, dout):
     y, z, scale = residuals
-    gated, inverse, gate = _gate(y, z, eps, groups)
+    gated, inverse, gate = _gate(y, z, eps, groups, shared)
     dnormed = dout * scale
-    mean = _group_mean(dnormed * gated, groups)
+    mean = _group_mean(dnormed * gated, groups, shared)
     dgated = inverse * dnormed - gated * (inverse**3 * mean)
     dz = dgated * y * _silu_slope(z, gate)
     dscale = _sum_of_steps(dout * gated * inverse)
@@ -154,8 +183,9 @@ def next_history(
 
 
 def on_mesh(x: jax.Array) -> bool:
-    """Whether `x` is, or is made from, arrays on a mesh of several devices."""
-    return jax.typeof(x).sharding.mesh.size > 1
+    """Whether `x` is cut by the compiler: from arrays on a mesh, not a part of one."""
+    mesh = jax.typeof(x).sharding.mesh
+    return mesh.size > 1 and not mesh.are_all_axes_manual
 
 
 def uniform(key: jax.Array, shape: tuple[int, ...], *, bound: float) -> jax.Array:
@@ -172,19 +202,31 @@ def _dot(left, right, axes):
     return jnp.einsum(axes, left, right, preferred_element_type=jnp.float32)
 
 
-def _gate(y, z, eps, groups):
+def _gate(y, z, eps, groups, shared):
     """The gated values, one over their root mean square, and sigmoid(z)."""
     gate = jax.nn.sigmoid(z)
     gated = y * (z * gate)
-    return gated, jax.lax.rsqrt(_group_mean(gated * gated, groups) + eps), gate
+    mean = _group_mean(gated * gated, groups, shared)
+    return gated, jax.lax.rsqrt(mean + eps), gate
 
 
-def _group_mean(values, groups):
+def _group_mean(values, groups, shared):
     """Means over equal parts of the last axis, shaped to combine with `values`."""
+    if shared is not None:
+        return _shared_mean(values, shared)
     if groups == 1:
         return jnp.mean(values, axis=-1, keepdims=True)
     means = jnp.mean(values.reshape(*values.shape[:-1], groups, -1), axis=-1)
     return jnp.repeat(means, values.shape[-1] // groups, axis=-1)
+
+
+def _shared_mean(values, shared):
+    """Each device adds to its group's sum; the groups' sums travel together."""
+    group = jax.lax.axis_index(shared.axis) // shared.parts
+    mine = jnp.arange(shared.groups) == group
+    part = jnp.mean(values, axis=-1, keepdims=True) / shared.parts
+    means = jax.lax.psum(jnp.where(mine, part, 0.0), shared.axis)
+    return jnp.sum(jnp.where(mine, means, 0.0), axis=-1, keepdims=True)
 
 
 def _sum_of_steps(values_BLF):

@@ -54,6 +54,7 @@ def next_token_loss(
             vocab_size=model.vocab_size,
             dtype=model.compute_dtype,
             piece_size=piece_size,
+            where=model.placement,
         )
     logits_BLV, _ = model(tokens_BL, **documents)
     return mean_cross_entropy(logits_BLV, targets_BL, weight_BL)

@@ -10,31 +10,19 @@ Parameters are float32. The projections compute in `dtype`; convolution, decays,
 norm and the scan's state are float32 always.
 """
 
-import functools
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from roxxel.models import keys, layers, ssd, ssd_chunk
+from roxxel.models import keys, layers, mixer_core, mixer_parts, ssd
+from roxxel.models.mixer_core import MixerState as MixerState
 from roxxel.models.modules import RMSNorm
+from roxxel.models.placement import Cut, Placement
 
 # The published ranges: exp(A_log) in [1, 16), dt in [1e-3, 0.1) and at least 1e-4.
 _A_RANGE = (1.0, 16.0)
 _DT_RANGE = (1e-3, 0.1)
 _DT_FLOOR = 1e-4
-
-
-class MixerState(NamedTuple):
-    """What the former steps of a sequence leave to a mixer.
-
-    `ssm` `[B, G, N, W]` float32, see `ssd.head_state`. `conv` `[B, T, F]`, the last
-    inputs of the convolution, zero where they belong to a former document.
-    """
-
-    ssm: jax.Array
-    conv: jax.Array
 
 
 class Mamba2Mixer(nnx.Module):
@@ -74,18 +62,20 @@ class Mamba2Mixer(nnx.Module):
         self.channels = d_inner + 2 * n_groups * state_dim
         self.chunk_size, self.dtype, self.form = chunk_size, dtype, form
         self.scan_lanes = scan_lanes
+        self.placement: Placement | None = None
         key, uniform = rngs.params, layers.uniform
         in_shape = (d_model, d_inner + self.channels + n_heads)
         conv_shape = (conv_width, self.channels)
-        self.in_proj = nnx.Param(uniform(key(), in_shape, bound=d_model**-0.5))
+        in_proj = uniform(key(), in_shape, bound=d_model**-0.5)
+        self.in_proj = nnx.Param(in_proj, logical_axes=("embed", "in_columns"))
         self.conv_weight = nnx.Param(uniform(key(), conv_shape, bound=conv_width**-0.5))
         self.conv_bias = nnx.Param(jnp.zeros(self.channels)) if conv_bias else None
         self.A_log = nnx.Param(_init_a_log(key(), n_heads))
         self.D = nnx.Param(jnp.ones(n_heads, jnp.float32))
         self.dt_bias = nnx.Param(_init_dt_bias(key(), n_heads))
-        self.norm = RMSNorm(d_inner, eps=norm_eps)
-        out_bound = out_scale * d_inner**-0.5
-        self.out_proj = nnx.Param(uniform(key(), (d_inner, d_model), bound=out_bound))
+        self.norm = RMSNorm(d_inner, eps=norm_eps, axis="inner")
+        out_proj = uniform(key(), (d_inner, d_model), bound=out_scale * d_inner**-0.5)
+        self.out_proj = nnx.Param(out_proj, logical_axes=("inner", "embed"))
 
     def __call__(
         self,
@@ -100,17 +90,33 @@ class Mamba2Mixer(nnx.Module):
           state: what came before; None: nothing.
           runs_BL: document number of each step, 0 continuing `state`; None: one.
         """
-        columns = layers.dense(u_BLD, self.in_proj[...], self.dtype)
-        batch = u_BLD.shape[0]
-        inputs = (columns, self.init_state(batch) if state is None else state, runs_BL)
-        whole = batch % self.scan_lanes or layers.on_mesh(columns)
-        lanes = 1 if whole else self.scan_lanes
-        parts = [
-            self._mix(*jax.tree.map(lambda v, i=i: jnp.split(v, lanes)[i], inputs))
-            for i in range(lanes)
-        ]
-        y_BLI, state = jax.tree.map(lambda *lane: jnp.concatenate(lane), *parts)
+        if self.placement is not None and state is None:
+            y_BLI, state = mixer_parts.mix(self, u_BLD, runs_BL, self.placement)
+        else:
+            y_BLI, state = self._mix(u_BLD, state, runs_BL)
         return layers.dense(y_BLI, self.out_proj[...], self.dtype), state
+
+    def core(self) -> mixer_core.Core:
+        """What happens between the projections."""
+        bias = self.conv_bias
+        return mixer_core.Core(
+            conv_weight=self.conv_weight[...],
+            conv_bias=jnp.zeros(self.channels) if bias is None else bias[...],
+            A_log=self.A_log[...],
+            D=self.D[...],
+            dt_bias=self.dt_bias[...],
+            norm_scale=self.norm.scale[...],
+            n_groups=self.n_groups,
+            norm_eps=self.norm.eps,
+            chunk_size=self.chunk_size,
+            form=self.form,
+            dtype=self.dtype,
+        )
+
+    def cut_sizes(self) -> list[Cut]:
+        """What a mesh may cut."""
+        heads = Cut("inner", "heads of a Mamba-2 block", self.n_heads)
+        return [heads, Cut("inner", "n_groups", self.n_groups, shared=True)]
 
     def init_state(self, batch_size: int) -> MixerState:
         """The state before the first step."""
@@ -137,58 +143,19 @@ class Mamba2Mixer(nnx.Module):
         states = 2 * self.state_dim * self.d_inner
         return 2.0 * (projections + convolution + scores + states)
 
-    def _mix(self, columns_BLC, state, runs_BL):
-        """Everything between the projections."""
-        carry = (state, jnp.zeros(columns_BLC.shape[0], jnp.int32))
-        inputs = (columns_BLC, runs_BL)
-        if self.form == "scan":
-            body = functools.partial(self._mix_piece, _scan_chunk)
-            (state, _), y = ssd.scan_chunks(body, carry, inputs, self.chunk_size)
-            return y, state
-        scan = functools.partial(_scan_parallel, chunk_size=self.chunk_size)
-        (state, _), y = self._mix_piece(scan, carry, inputs)
-        return y, state
-
-    def _mix_piece(self, scan, carry, piece):
-        """`_mix` for a piece of the sequence, `scan` doing the state space part."""
-        state, before = carry
-        columns, runs = piece
-        z, xbc, dt = jnp.split(
-            columns, [self.d_inner, self.d_inner + self.channels], axis=-1
-        )
-        conv_next = layers.next_history(xbc, state.conv, runs, before)
-        x, b, c = self._convolve(xbc, state.conv, runs, before)
-        dt = jax.nn.softplus(dt.astype(jnp.float32) + self.dt_bias[...])
-        a = -jnp.exp(self.A_log[...]) * dt
-        scaled = x * ssd_chunk.spread(dt, x.shape)
-        scan = functools.partial(scan, runs=runs, before=before)
-        y, ssm_next = ssd_chunk.per_group(scan, state.ssm, scaled, a, b, c)
-        y = (y + x * ssd_chunk.spread(self.D[...], x.shape[2:])).reshape(z.shape)
-        y = layers.gated_rms_norm(
-            y, z.astype(jnp.float32), self.norm.scale[...], self.norm.eps, self.n_groups
-        )
-        before = before if runs is None else runs[:, -1]
-        return (MixerState(ssm_next, conv_next), before), y.astype(self.dtype)
-
-    def _convolve(self, xbc, history, runs, before):
-        """x `[B, L, G, W]`, B and C `[B, L, G, N]` from the columns before the conv."""
-        kernel = self.conv_weight[...]
-        bias = jnp.zeros(self.channels) if self.conv_bias is None else self.conv_bias
-        xbc, history = xbc.astype(jnp.float32), history.astype(jnp.float32)
-        out = layers.conv_silu(xbc, history, kernel, bias[...], runs, before)
-        size = self.n_groups * self.state_dim
-        parts = jnp.split(out, [self.d_inner, self.d_inner + size], axis=-1)
-        return (v.reshape(*v.shape[:2], self.n_groups, -1) for v in parts)
-
-
-def _scan_chunk(state, x, a, b, c, *, runs, before):
-    runs = None if runs is None else ssd_chunk.Runs(runs, before)
-    return ssd_chunk.scan_chunk(state, x, a, b, c, runs)
-
-
-def _scan_parallel(state, x, a, b, c, *, runs, before, chunk_size):
-    del before  # the first document is number 0, as scan_in_parallel takes it
-    return ssd.scan_in_parallel(state, x, a, b, c, runs_BL=runs, chunk_size=chunk_size)
+    def _mix(self, u_BLD, state, runs_BL):
+        """What `out_proj` takes, and the next state."""
+        columns = layers.dense(u_BLD, self.in_proj[...], self.dtype)
+        batch = u_BLD.shape[0]
+        inputs = (columns, self.init_state(batch) if state is None else state, runs_BL)
+        whole = batch % self.scan_lanes or layers.on_mesh(columns)
+        lanes = 1 if whole else self.scan_lanes
+        core = self.core()
+        parts = [
+            core.mix(*jax.tree.map(lambda v, i=i: jnp.split(v, lanes)[i], inputs))
+            for i in range(lanes)
+        ]
+        return jax.tree.map(lambda *lane: jnp.concatenate(lane), *parts)
 
 
 def _init_a_log(key, n_heads):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from roxxel.models import keys, layers
+from roxxel.models.placement import Cut
 
 Activation = Callable[[jax.Array], jax.Array]
 
@@ -19,8 +20,8 @@ Activation = Callable[[jax.Array], jax.Array]
 class RMSNorm(nnx.Module):
     """Root mean square norm with a gain, float32."""
 
-    def __init__(self, dim: int, *, eps: float):
-        self.scale = nnx.Param(jnp.ones(dim, jnp.float32))
+    def __init__(self, dim: int, *, eps: float, axis: str | None = "embed"):
+        self.scale = nnx.Param(jnp.ones(dim, jnp.float32), logical_axes=(axis,))
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -31,7 +32,8 @@ class RMSNorm(nnx.Module):
 class Linear(nnx.Module):
     """`x @ weight + bias`, `weight` `[D, F]`; the result has the type `dtype`.
 
-    Initial weights are uniform within `out_scale / sqrt(D)`, biases zero.
+    Initial weights are uniform within `out_scale / sqrt(D)`, biases zero. `axes` names
+    the dimensions of the weight, see `axis_rules.AxisRules`.
     """
 
     def __init__(
@@ -42,12 +44,15 @@ class Linear(nnx.Module):
         bias: bool = False,
         out_scale: float = 1.0,
         dtype: jax.typing.DTypeLike = jnp.float32,
+        axes: tuple[str | None, str | None] = (None, None),
         rngs: keys.Source,
     ):
         bound = out_scale * in_dim**-0.5
         shape = (in_dim, out_dim)
-        self.weight = nnx.Param(layers.uniform(rngs.params(), shape, bound=bound))
-        self.bias = nnx.Param(jnp.zeros(out_dim, jnp.float32)) if bias else None
+        weight = layers.uniform(rngs.params(), shape, bound=bound)
+        self.weight = nnx.Param(weight, logical_axes=axes)
+        zeros = jnp.zeros(out_dim, jnp.float32) if bias else None
+        self.bias = nnx.Param(zeros, logical_axes=axes[1:]) if bias else None
         self.dtype = dtype
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -79,14 +84,21 @@ class GatedMLP(nnx.Module):
     ):
         options = {"bias": bias, "dtype": dtype, "rngs": rngs}
         self.activation = activation
-        self.gate_proj = Linear(d_model, d_ff, **options)
-        self.up_proj = Linear(d_model, d_ff, **options)
-        self.down_proj = Linear(d_ff, d_model, out_scale=out_scale, **options)
+        self.gate_proj = Linear(d_model, d_ff, axes=("embed", "mlp"), **options)
+        self.up_proj = Linear(d_model, d_ff, axes=("embed", "mlp"), **options)
+        axes = ("mlp", "embed")
+        self.down_proj = Linear(
+            d_ff, d_model, out_scale=out_scale, axes=axes, **options
+        )
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
         """Output `[B, L, D]` in `dtype`."""
         gate_BLF = self.activation(self.gate_proj(x_BLD))
         return self.down_proj(gate_BLF * self.up_proj(x_BLD))
+
+    def cut_sizes(self) -> list[Cut]:
+        """What a mesh may cut."""
+        return [Cut("mlp", "d_ff", self.up_proj.weight.shape[1])]
 
     def flops_per_token(self) -> float:
         """Forward: `6 * D * F`, three products."""

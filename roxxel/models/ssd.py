@@ -68,7 +68,7 @@ def ssd_scan(
     if segment_ids is not None:
         runs_BL = segment_runs(segment_ids, previous_segment)
     scan = functools.partial(
-        _scan_in_order if form == "scan" else scan_in_parallel,
+        scan_in_order if form == "scan" else scan_in_parallel,
         runs_BL=runs_BL,
         chunk_size=chunk_size,
     )
@@ -100,7 +100,8 @@ def scan_chunks(
     return pieces.scan_pieces(body, carry, inputs, chunk_size)
 
 
-def _scan_in_order(state_BNW, x_BLW, a_BLR, b_BLN, c_BLN, *, runs_BL, chunk_size):
+def scan_in_order(state_BNW, x_BLW, a_BLR, b_BLN, c_BLN, *, runs_BL, chunk_size):
+    """The chunks of one group one after another."""
 
     def body(carry, piece):
         state, before = carry

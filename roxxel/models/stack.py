@@ -7,7 +7,7 @@ Legend: B batch, L length, D d_model.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,9 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from roxxel.models.documents import Documents
+from roxxel.models.placement import Placement
 
-Remat = Literal["none", "full", "dots"]
+Remat = Literal["none", "full", "dots", "scan"]
 
 _POLICIES = {
     # Only a block's inputs are kept for the backward pass.
@@ -30,18 +31,6 @@ _GATHERED = "gathered_parameters"
 # The backward pass gathers parameters again: kept, those of all blocks would be whole
 # on every device at once.
 _KEEP_CUT = jax.checkpoint_policies.save_anything_except_these_names(_GATHERED)
-
-
-class Placement(Protocol):
-    """How blocks run on a mesh that shards parameters; see `sharding.Sharded`."""
-
-    def gathered(self, values: Any) -> Any:
-        """Parameters that every device has whole while a block runs."""
-        ...
-
-    def rows(self, x: jax.Array) -> jax.Array:
-        """Activations `[B, ...]` with their rows on the batch axes."""
-        ...
 
 
 def check_remat(remat: str) -> None:

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from roxxel.models import attention, keys, stack
+from roxxel.models import keys, stack
+from roxxel.models.attention import Attention, Choice, KVCache
 from roxxel.models.documents import Documents
 from roxxel.models.language_model import LanguageModel, check_sizes
 from roxxel.models.modules import Activation, GatedMLP, RMSNorm, default_d_ff
@@ -34,7 +35,7 @@ class TransformerBlock(nnx.Module):
     ):
         options = {"bias": bias, "out_scale": out_scale, "dtype": dtype, "rngs": rngs}
         self.norm1 = RMSNorm(d_model, eps=norm_eps)
-        self.attention = attention.Attention(
+        self.attention = Attention(
             d_model=d_model, norm_eps=norm_eps, **options, **attention_options
         )
         self.norm2 = RMSNorm(d_model, eps=norm_eps)
@@ -45,19 +46,19 @@ class TransformerBlock(nnx.Module):
         )
 
     def __call__(
-        self, x_BLD: jax.Array, cache: attention.KVCache | None, documents: Documents
-    ) -> tuple[jax.Array, attention.KVCache | None]:
+        self, x_BLD: jax.Array, cache: KVCache | None, documents: Documents
+    ) -> tuple[jax.Array, KVCache | None]:
         """The residual stream after this block and the next cache."""
         out_BLD, cache = self.attention(self.norm1(x_BLD), cache, documents)
         x_BLD = x_BLD + out_BLD.astype(jnp.float32)
         out_BLD = self.mlp(self.norm2(x_BLD))
         return x_BLD + out_BLD.astype(jnp.float32), cache
 
-    def init_state(self, batch_size: int, max_length: int | None) -> attention.KVCache:
+    def init_state(self, batch_size: int, max_length: int | None) -> KVCache:
         """An empty cache, see `Attention.init_cache`."""
         return self.attention.init_cache(batch_size, max_length)
 
-    def emptied(self, cache: attention.KVCache | None, where_B: jax.Array):
+    def emptied(self, cache: KVCache | None, where_B: jax.Array):
         """`cache` itself: where a document starts says what of it is seen."""
         del where_B
         return cache
@@ -84,8 +85,8 @@ class TransformerLM(LanguageModel):
       qk_norm: normalise queries and keys per head.
       window: tokens that a query sees at most, itself among them; None: all.
       bias: whether the projections have biases.
-      kernel: of `jax.nn.dot_product_attention`: "xla", "cudnn" (GPU, bfloat16), or
-        None for what jax takes on this platform.
+      attention: "auto" takes the platform's fused kernel where it fits (splash on TPU,
+        cuDNN on GPU), "plain" never, "flash" or an error; see `attention_kernels`.
       tie_embeddings, norm_eps, separator_id, pad_vocab_to, compute_dtype, remat,
         scan_layers, rngs: as in `language_model.LanguageModel`.
     """
@@ -107,7 +108,7 @@ class TransformerLM(LanguageModel):
         window: int | None = None,
         tie_embeddings: bool = False,
         bias: bool = False,
-        kernel: attention.Kernel | None = None,
+        attention: Choice = "auto",
         separator_id: int | None = None,
         pad_vocab_to: int = 1,
         compute_dtype: jax.typing.DTypeLike = jnp.float32,
@@ -131,7 +132,7 @@ class TransformerLM(LanguageModel):
                     qk_norm=qk_norm,
                     window=window,
                     bias=bias,
-                    kernel=kernel,
+                    attention=attention,
                     out_scale=(2 * n_layers) ** -0.5,
                     dtype=compute_dtype,
                     rngs=source,
