@@ -87,13 +87,26 @@ def on_variables(function: Callable[[Any, Names | None], Any], tree: Any) -> Any
     """`tree` with `function(array, names of its dimensions)` in place of its arrays."""
 
     def apply(leaf):
-        if not isinstance(leaf, nnx.Variable):
-            return function(leaf, None)
-        names = leaf.get_metadata().get("logical_axes")
-        return leaf.replace(function(leaf.get_value(), names))
+        value = _apply(function, leaf)
+        return leaf.replace(value) if isinstance(leaf, nnx.Variable) else value
 
-    is_variable = lambda leaf: isinstance(leaf, nnx.Variable)  # noqa: E731
-    return jax.tree.map(apply, tree, is_leaf=is_variable)
+    return jax.tree.map(apply, tree, is_leaf=_is_variable)
+
+
+def mapped(function: Callable[[Any, Names | None], Any], tree: Any) -> Any:
+    """As `on_variables`, the results without the variables around them."""
+    apply = functools.partial(_apply, function)
+    return jax.tree.map(apply, tree, is_leaf=_is_variable)
+
+
+def _apply(function, leaf):
+    if not _is_variable(leaf):
+        return function(leaf, None)
+    return function(leaf.get_value(), leaf.get_metadata().get("logical_axes"))
+
+
+def _is_variable(leaf):
+    return isinstance(leaf, nnx.Variable)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -237,7 +237,7 @@ def _with_placement(mesh, create, rules):
         for module in modules:
             for _, part in nnx.iter_modules(module):
                 if hasattr(part, "placement"):
-                    part.placement = where
+                    setattr(part, "placement", where)  # noqa: B010, not of all modules
     return modules
 
 

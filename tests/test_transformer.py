@@ -169,7 +169,7 @@ def test_beyond_max_length_is_never_silent():
         ({"n_kv_heads": 4}, "n_heads = 2 does not divide by n_kv_heads = 4"),
         ({"head_dim": 5}, "head_dim = 5 must be even"),
         ({"window": 0}, "window must be at least 1 or None, got 0"),
-        ({"remat": "half"}, "remat must be one of 'none', 'full', 'dots', got 'half'"),
+        ({"remat": "half"}, "remat must be one of 'none', 'full', 'dots', 'scan', got"),
         ({"n_layers": 0}, "n_layers must be at least 1, got 0"),
         ({"d_ff": 0}, "d_ff must be at least 1, got 0"),
     ],

@@ -1,15 +1,16 @@
 """Bytes of a training state on one device of a mesh, from shapes alone."""
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from roxxel.config import abstract, check_model, imports
+from roxxel.config import abstract, imports
 from roxxel.errors import ConfigError
 
 
 def mesh_sizes(
-    axes: Mapping[str, int] | None, devices: int | None, problems: list[str]
+    values: abstract.Values, devices: int | None, problems: list[str]
 ) -> dict[str, int]:
     """Axis sizes with -1 resolved, for `devices`, or for the fewest that fit.
 
@@ -17,10 +18,11 @@ def mesh_sizes(
     """
     from roxxel import sharding
 
-    axes = dict(axes or {"data": -1})
-    fixed = math.prod(size for size in axes.values() if size != -1)
+    axes = dict(values.get("mesh_axes") or {"data": -1})
+    outer = dict(values.get("dcn_axes") or {})
+    fixed = math.prod(size for size in (*axes.values(), *outer.values()) if size != -1)
     try:
-        return sharding.axis_sizes(axes, devices or max(1, fixed))
+        return sharding.axis_sizes(axes, devices or max(1, fixed), outer)
     except ConfigError as err:
         problems.append(str(err))
         return {name: max(1, size) for name, size in axes.items()}
@@ -35,11 +37,13 @@ def memory(
     problems: list[str],
 ) -> str:
     """Bytes by kind on one device; adds a problem where they exceed `limit`."""
-    per_device = _per_device(mesh)
-    params = [leaf for _, leaf in check_model.leaves(model)]
+    from flax import nnx
+
+    per_device = _per_device(mesh, values.get("axis_rules"))
+    params = nnx.state(model, nnx.Param)
     parts = {"parameters": per_device(params), "gradients": per_device(params)}
     others = _other_state(model)
-    if others:
+    if _leaves(others):
         parts["other state"] = per_device(others)
     state = _optimizer_state(model, values.get("optimizer"), problems)
     if state is not None:
@@ -75,23 +79,30 @@ def _shown_mesh(mesh: Mapping[str, int]) -> str:
     return f"{axes} ({math.prod(mesh.values())} device(s))"
 
 
-def _per_device(mesh: Mapping[str, int]) -> Callable[[Iterable[Any]], int]:
-    from roxxel import sharding
+def _per_device(mesh: Mapping[str, int], rules: Any) -> Callable[[Any], int]:
+    from roxxel import placed, sharding
 
-    def size(leaf: Any) -> int:
-        axes = sharding.parameter_sharding(mesh, leaf.shape)
-        parts = math.prod(mesh[axis] for axis in axes if axis is not None)
+    def size(leaf: Any, names: Any) -> int:
+        given = (mesh, leaf.shape, names, rules or sharding.DEFAULT_RULES)
+        entries = sharding.parameter_sharding(*given)
+        axes = [(axes,) if isinstance(axes, str) else axes or () for axes in entries]
+        parts = math.prod(mesh[axis] for axis in itertools.chain(*axes))
         whole = math.prod(leaf.shape) * getattr(leaf.dtype, "itemsize", 8)
         return whole // parts
 
-    return lambda leaves: sum(map(size, leaves))
+    return lambda tree: sum(_leaves(placed.mapped(size, tree)))
 
 
-def _other_state(model: Any) -> list[Any]:
+def _leaves(tree: Any) -> list[Any]:
     import jax
+
+    return jax.tree.leaves(tree)
+
+
+def _other_state(model: Any) -> Any:
     from flax import nnx
 
-    return jax.tree.leaves(nnx.state(model, nnx.Not(nnx.Param)))
+    return nnx.state(model, nnx.Not(nnx.Param))
 
 
 def _float32(leaf: Any) -> Any:
@@ -109,7 +120,7 @@ def _optimizer_state(model: Any, optimizer: Any, problems: list[str]) -> Any:
 
     params = nnx.state(model, nnx.Param)
     try:
-        return jax.tree.leaves(jax.eval_shape(optimizer.init, params))
+        return jax.eval_shape(optimizer.init, params)
     except Exception as err:
         problems.append(f"optimizer: {imports.one_line(err)}")
         return None

@@ -26,6 +26,23 @@ def plan(
     return sections
 
 
+def cut_problems(
+    values: abstract.Values, mesh: Mapping[str, int], model: Any
+) -> list[str]:
+    """What of the model and of the rows' lengths a mesh cannot cut."""
+    from roxxel import sharding
+    from roxxel.train import meshes
+    from roxxel.train.evaluation import sets_of
+
+    rules = values.get("axis_rules") or sharding.DEFAULT_RULES
+    found = [] if model is None else sharding.model_problems(model, mesh, rules)
+    spans = _spans(values.get("stream"), values.get("total_steps"))
+    sets = sets_of(values.get("evaluation")).items()
+    evaluated = [(name, one.seq_len) for name, one in sets]
+    lengths = [span.seq_len for span in spans]
+    return found + meshes.length_problems(lengths, evaluated, mesh, rules)
+
+
 def _spans(stream: Any, total: Any) -> list[Any]:
     """The spans of the stream that the run reaches."""
     spans = stream.spans() if hasattr(stream, "spans") else ()

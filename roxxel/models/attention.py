@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from roxxel.models import attention_kernels, attention_parts, keys, rope
 from roxxel.models.attention_kernels import Choice as Choice
@@ -96,6 +97,7 @@ class Attention(nnx.Module):
         k = self._rotated(self.k_norm, k, documents)
         if cache is None:
             out = self._attend_all(q, k, v, documents)
+            out = checkpoint_name(out, attention_kernels.SAVED_OUTPUT)
         else:
             out, cache = self._attend_cache(q, k, v, cache, documents)
         return self.o_proj(out.reshape(*x_BLD.shape[:2], -1)), cache
@@ -135,8 +137,8 @@ class Attention(nnx.Module):
         heads = out.shape[-1] // self.head_dim
         if self.placement is not None:
             # Heads that do not divide are shared: whole, not cut within a head.
-            axis = self.placement.axis("heads", heads) and "heads"
-            out = self.placement.constrained(out, ("batch", "length", axis))
+            name = "heads" if self.placement.axis("heads", heads) else None
+            out = self.placement.constrained(out, ("batch", "length", name))
         return out.reshape(*x_BLD.shape[:2], heads, self.head_dim)
 
     def _rotated(self, norm, heads, documents):

@@ -20,6 +20,9 @@ from roxxel.models.documents import Documents
 
 Choice = Literal["auto", "plain", "flash"]
 
+# Name under which `jax.checkpoint` policies find the outputs of attention.
+SAVED_OUTPUT = "attention_output"
+
 _CHOICES = ("auto", "plain", "flash")
 _LANES = 128
 _MAX_BLOCK = 512  # queries and keys of a block of the splash kernel
@@ -119,17 +122,10 @@ class Causal:
         if self.window is not None:
             shape, seen = (length, length), (self.window - 1, 0)
             mask = lib.LocalMask(shape, seen, 0, shard_count=parts)
-        block = next(
-            size
-            for size in range(min(_MAX_BLOCK, length // parts), 0, -_LANES)
-            if length // parts % size == 0
-        )
-        names = ("block_q", "block_kv", "block_kv_compute")
-        names += tuple(f"{name}_dkv" for name in names) + ("block_q_dq", "block_kv_dq")
         with jax.ensure_compile_time_eval():
             return lib.make_splash_mha(
                 lib.MultiHeadMask([mask] * heads),
-                block_sizes=lib.BlockSizes(**dict.fromkeys(names, block)),
+                block_sizes=_blocks(length // parts),
                 head_shards=1,
                 q_seq_shards=parts,
                 interpret=self.interpret,
@@ -150,6 +146,24 @@ def splash(kernel: Any, q, k, v, runs_BL, all_runs_BS=None) -> jax.Array:
         )
         out = jax.vmap(kernel)(q, k, v, segments)
     return jnp.swapaxes(out, 1, 2)
+
+
+def _blocks(length):
+    """One size for all blocks: the largest that divides the queries of a part."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as lib
+
+    sizes = range(min(_MAX_BLOCK, length), 0, -_LANES)
+    block = next(size for size in sizes if length % size == 0)
+    return lib.BlockSizes(
+        block_q=block,
+        block_kv=block,
+        block_kv_compute=block,
+        block_q_dkv=block,
+        block_kv_dkv=block,
+        block_kv_dkv_compute=block,
+        block_q_dq=block,
+        block_kv_dq=block,
+    )
 
 
 def _splash_fits(q, k, parts):

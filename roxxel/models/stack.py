@@ -14,10 +14,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from roxxel.models.attention_kernels import SAVED_OUTPUT as ATTENTION_OUTPUT
 from roxxel.models.documents import Documents
 from roxxel.models.placement import Placement
+from roxxel.models.ssd_chunk import SAVED_OUTPUT as SCAN_OUTPUT
 
 Remat = Literal["none", "full", "dots", "scan"]
+
+SAVED_OUTPUTS = (SCAN_OUTPUT, ATTENTION_OUTPUT)
 
 _POLICIES = {
     # Only a block's inputs are kept for the backward pass.
@@ -25,6 +29,9 @@ _POLICIES = {
     # And the results of products with weights, which cost the most to compute again;
     # attention scores and the decays of a scan are computed again.
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    # And the outputs of the state space scan and of attention, which take long to
+    # compute again; products with weights are computed again.
+    "scan": jax.checkpoint_policies.save_only_these_names(*SAVED_OUTPUTS),
 }
 
 _GATHERED = "gathered_parameters"

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from roxxel import sharding
+from roxxel.train import meshes
 from roxxel.train.step import make_train_step
 
 if TYPE_CHECKING:
@@ -26,11 +27,12 @@ def tokens_per_second(trainer: "Trainer") -> float:
     Trains a throwaway copy of the model for a few seconds; the run begins untouched.
     All processes get the same number, that of the lead.
     """
-    mesh = sharding.make_mesh(trainer.mesh_axes)
-    model, optimizer = sharding.create_on(mesh, trainer.create)
+    mesh = meshes.make(trainer)
+    model, optimizer = meshes.create(trainer, mesh)
     step = make_train_step(model, optimizer, trainer.loss, schedule=trainer.schedule)
     leaves = step.leaves(model, optimizer)
-    stream = trainer.stream.place(mesh, sharding.batch_sharding(mesh))
+    rows = sharding.batch_sharding(mesh, trainer.axis_rules)
+    stream = trainer.stream.place(mesh, rows)
     with contextlib.closing(stream.steps(0, _WARM_STEPS + _MOST_STEPS)) as batches:
         for batch in itertools.islice(batches, _WARM_STEPS):
             leaves, _ = step.run(leaves, batch)

@@ -21,7 +21,7 @@ from roxxel.errors import EXIT_OK
 from roxxel.logger import Logger
 from roxxel.notices import Board
 from roxxel.progress import Progress
-from roxxel.train import accumulate, describe, ema, ending
+from roxxel.train import accumulate, describe, ema, ending, meshes
 from roxxel.train.evaluator import Evaluator
 from roxxel.train.feeds import InputEnded
 from roxxel.train.plan import make_plan
@@ -58,10 +58,11 @@ class Run:
     ):
         self.spec, self.workdir, self.logger, self.stop = spec, workdir, logger, stop
         self.run_info, self.board = run_info, board
-        self.mesh = sharding.make_mesh(spec.mesh_axes)
-        self.stream = spec.stream.place(self.mesh, sharding.batch_sharding(self.mesh))
+        self.mesh = meshes.make(spec)
+        rows = sharding.batch_sharding(self.mesh, spec.axis_rules)
+        self.stream = spec.stream.place(self.mesh, rows)
         accumulate.check_divides(self.stream.spans(), spec.accumulate, self.mesh)
-        self.model, self.optimizer = sharding.create_on(self.mesh, spec.create)
+        self.model, self.optimizer = meshes.create(spec, self.mesh)
         self.checkpointer = stack.enter_context(
             spec.open_checkpoints(workdir, self.model, self.optimizer)
         )

@@ -18,6 +18,7 @@ from roxxel.distributed import is_lead
 from roxxel.errors import ConfigError
 from roxxel.logger import Logger
 from roxxel.models.losses import next_token_loss
+from roxxel.sharding import AxisRules
 from roxxel.train import accumulate, ema, ending, evaluator, initial, inputs, lock
 from roxxel.train.divergence import Divergence
 from roxxel.train.early_stopping import EarlyStopping
@@ -59,7 +60,13 @@ class Trainer:
       save_every: how often to save, as a `roxxel.budget.Length` (steps, a fraction of
         the run, text with a unit); one more checkpoint comes at the end, and one that
         is kept where the schedule's decay starts.
-      mesh_axes: sizes by axis name; -1 takes what the others leave.
+      mesh_axes: sizes by axis name within a slice, the outermost first; -1 takes what
+        the others leave. The default `axis_rules` know "data" and "replica" (rows),
+        "fsdp" (rows, parameters), "tensor" (heads, inner widths, vocabulary) and
+        "context" (the sequence).
+      dcn_axes: sizes by axis name over slices, which a slower network joins:
+        `{"data": 2}`; None: one slice.
+      axis_rules: which axes cut which dimension.
       accumulate: micro-batches a step, one after the other: the same result with the
         memory of one of them. Each lies over all devices of the batch.
       ema_decay: of a running mean of the weights, which is saved, evaluated and sampled
@@ -100,6 +107,8 @@ class Trainer:
     logger: Callable[..., Logger] = Logger
     save_every: Length | None = 500
     mesh_axes: dict[str, int] = dataclasses.field(default_factory=lambda: {"data": -1})
+    dcn_axes: dict[str, int] | None = None
+    axis_rules: AxisRules = dataclasses.field(default_factory=AxisRules)
     accumulate: int = 1
     ema_decay: float | None = None
     divergence: Divergence = dataclasses.field(default_factory=Divergence)

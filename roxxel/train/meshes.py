@@ -1,0 +1,55 @@
+"""The mesh of a trainer, and what must divide over it before anything is made."""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from flax import nnx
+from jax.sharding import Mesh
+
+from roxxel import sharding
+from roxxel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from roxxel.train.trainer import Trainer
+
+
+def make(spec: "Trainer") -> Mesh | None:
+    """The trainer's mesh over all devices; None where there is one device.
+
+    Raises:
+      ConfigError: the axes do not fit the devices, or a length of rows the mesh.
+    """
+    mesh = sharding.make_mesh(spec.mesh_axes, dcn_axes=spec.dcn_axes)
+    for problem in length_problems(
+        (span.seq_len for span in spec.stream.spans()),
+        [(name, one.seq_len) for name, one in spec.evaluations.items()],
+        None if mesh is None else mesh.shape,
+        spec.axis_rules,
+    ):
+        raise ConfigError(problem)
+    return mesh
+
+
+def length_problems(
+    trained: Iterable[int],
+    evaluated: Iterable[tuple[str, int | None]],
+    mesh: Mapping[str, int] | None,
+    rules: sharding.AxisRules,
+) -> list[str]:
+    """What of the rows' lengths a mesh cannot cut; asks for no device.
+
+    Args:
+      trained: lengths of the rows of training.
+      evaluated: names of evaluations and the lengths of their rows, if they are fixed.
+      mesh: sizes by axis; None: one device.
+      rules: of the trainer.
+    """
+    named = [("stream", length) for length in trained]
+    named += [(f"evaluation {name}", length) for name, length in evaluated if length]
+    found = (sharding.length_problem(*one, mesh, rules) for one in named)
+    return list(dict.fromkeys(filter(None, found)))
+
+
+def create(spec: "Trainer", mesh: Mesh | None) -> tuple[nnx.Module, nnx.Optimizer]:
+    """The trainer's model and optimizer, born on the mesh."""
+    return sharding.create_on(mesh, spec.create, spec.axis_rules)
