@@ -65,7 +65,9 @@ def report(
         values.fields["optimizer"] = assumed.fields.get("optimizer")
         trainer = assumed.root
     problems = values.problems
-    mesh = check_memory.mesh_sizes(values, limits.devices, problems)
+    mesh = check_memory.mesh_sizes(
+        values.get("mesh_axes"), limits.devices, problems, values.get("dcn_axes")
+    )
     model = check_model.abstract_model(values, problems)
     problems += check_plan.cut_problems(values, mesh, model)
     sections = [f"{found.name}: {found.source}"]

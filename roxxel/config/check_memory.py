@@ -10,7 +10,10 @@ from roxxel.errors import ConfigError
 
 
 def mesh_sizes(
-    values: abstract.Values, devices: int | None, problems: list[str]
+    axes: Mapping[str, int] | None,
+    devices: int | None,
+    problems: list[str],
+    dcn_axes: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
     """Axis sizes with -1 resolved, for `devices`, or for the fewest that fit.
 
@@ -18,8 +21,7 @@ def mesh_sizes(
     """
     from roxxel import sharding
 
-    axes = dict(values.get("mesh_axes") or {"data": -1})
-    outer = dict(values.get("dcn_axes") or {})
+    axes, outer = dict(axes or {"data": -1}), dict(dcn_axes or {})
     fixed = math.prod(size for size in (*axes.values(), *outer.values()) if size != -1)
     try:
         return sharding.axis_sizes(axes, devices or max(1, fixed), outer)
