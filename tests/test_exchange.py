@@ -5,18 +5,21 @@ import json
 import pathlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import quick
+import tiny_tokenizers
 from flax import nnx
 from test_ssm import assert_close
 
-from roxxel import exchange, sharding
+from roxxel import exchange, main, sharding
 from roxxel.errors import ConfigError
 from roxxel.exchange import safetensors_files
 from roxxel.models.hybrid import HybridLM
 from roxxel.models.ssm import Mamba2LM
 from roxxel.models.transformer import TransformerLM
+from roxxel.train import initial
 
 numpy_files = pytest.importorskip("safetensors.numpy", reason="an independent writer")
 
@@ -199,9 +202,9 @@ def test_tensors_that_no_model_needs_are_left_and_old_names_read(tmp_path):
 
 
 def test_biases_of_all_projections(tmp_path):
-    model = TransformerLM(
-        vocab_size=20, d_model=8, n_layers=1, n_heads=2, d_ff=8, bias=True,
-        activation=jax.nn.gelu, tie_embeddings=True, rngs=nnx.Rngs(0),
+    model = made(
+        TransformerLM, vocab_size=20, d_model=8, n_layers=1, n_heads=2, d_ff=8,
+        bias=True, activation=jax.nn.gelu, tie_embeddings=True,
     )  # fmt: skip
     folder = exchange.export_hf(model, tmp_path / "ours", max_length=77)
     config = json.loads((folder / "config.json").read_text())
@@ -342,15 +345,15 @@ def test_what_no_model_here_expresses_is_told_at_once(tmp_path, kind, changes, w
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-SIZES = {"vocab_size": 16, "d_model": 8, "n_layers": 1, "rngs": nnx.Rngs(0)}
+SIZES = {"vocab_size": 16, "d_model": 8, "n_layers": 1}
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: TransformerLM(n_heads=2, d_ff=8, window=4, qk_norm=True, **SIZES),
+        (lambda: made(TransformerLM, n_heads=2, window=4, qk_norm=True, **SIZES),
          "TransformerLM with qk_norm=True, window=4 is no LlamaForCausalLM"),
-        (lambda: HybridLM(n_heads=2, pattern="A", d_ff=8, **SIZES),
+        (lambda: made(HybridLM, n_heads=2, pattern="A", **SIZES),
          "a HybridLM cannot be exported; expected a Mamba2LM or a TransformerLM"),
     ],
 )  # fmt: skip
@@ -361,7 +364,7 @@ def test_what_transformers_does_not_express_is_not_written(tmp_path, make, words
 
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path):
-    model = Mamba2LM(head_dim=8, **SIZES)
+    model = made(Mamba2LM, head_dim=8, **SIZES)
     (tmp_path / "note").write_text("mine")
     with pytest.raises(ConfigError, match="is there and not empty"):
         exchange.export_hf(model, tmp_path)
@@ -370,3 +373,132 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path):
     with pytest.raises(ConfigError, match="no tokenizer files"):
         exchange.export_hf(model, tmp_path / "out", tokenizer=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["note"]
+
+
+# -- as the beginning of a run ---------------------------------------------------------
+
+
+def shape_of(kind, **sizes):
+    return nnx.eval_shape(lambda: kind(**sizes, rngs=nnx.Rngs(3)))
+
+
+def made(kind, **sizes):
+    """A model with random values, without the time that compiling `kind` takes."""
+    random = np.random.default_rng(0)
+    graph, state = nnx.split(shape_of(kind, **sizes))
+    draw = lambda leaf: jnp.asarray(random.normal(size=leaf.shape), leaf.dtype)  # noqa: E731
+    return nnx.merge(graph, jax.tree.map(draw, state))
+
+
+def llama_like(make=made, **changes):
+    sizes = {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4, "d_ff": 48}
+    sizes |= {"n_kv_heads": 2, "scan_layers": True}
+    return make(TransformerLM, **(sizes | changes))
+
+
+def spec(folder, **options):
+    given = dict.fromkeys(initial.OPTIONS) | {"init_from": folder} | options
+    return type("Spec", (), given)()
+
+
+def test_a_model_begins_with_a_folder_by_the_rules_of_checkpoints(tmp_path):
+    weights = golden_weights("llama")
+    weights["model.layers.1.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
+    folder = write_folder(tmp_path / "theirs", "llama", weights)
+    model = llama_like(vocab_size=70, pad_vocab_to=16)
+    fresh = np.asarray(model.embedding[...])
+    options = {"init_rules": {"head": None}, "init_resize": ["embedding"]}
+    lines, record = initial.restore(spec(folder, **options), model)
+    table = np.asarray(model.embedding[...])
+    np.testing.assert_array_equal(table[:64], weights["model.embed_tokens.weight"])
+    np.testing.assert_array_equal(table[64:], fresh[64:])
+    assert len(record.pop("restored")) == 20
+    assert record == {
+        "path": str(folder),
+        "architecture": "LlamaForCausalLM",
+        "cast": [],
+        "resized": [
+            "model/embedding (checkpoint float32[64,32], model float32[80,32])"
+        ],
+        "not_in_checkpoint": ["model/head"],
+        "different": [],
+        "not_used": [],
+        "left_out": ["model/head"],
+        "settings": [],
+        "tensors_not_used": ["model.layers.1.self_attn.rotary_emb.inv_freq"],
+    }
+    assert lines[0] == f"Initialised 20 arrays from {folder} (LlamaForCausalLM)"
+    assert "tensors not used (1): model.layers.1.self_attn.rotary_emb" in lines[-1]
+
+
+def test_settings_that_no_shape_shows_are_compared(tmp_path):
+    folder = write_folder(tmp_path / "theirs", "llama", rms_norm_eps=1e-6)
+    # 2 heads of 16 and 4 of 8 have the same shapes.
+    model = llama_like(shape_of, n_heads=2, n_kv_heads=1, rope_theta=5e5, d_ff=64)
+    words = (
+        r"other settings .*: n_heads \(4 there, 2 here\), n_kv_heads "
+        r"\(2 there, 1 here\), head_dim \(8 there, 16 here\), rope_theta "
+        r"\(10000.0 there, 500000.0 here\), "
+        r"norm_eps \(1e-06 there, 1e-05 here\); arrays that differ: model/blocks/0"
+    )
+    with pytest.raises(ConfigError, match=words):
+        initial.check_source(spec(folder), tmp_path / "run", model)
+    with pytest.raises(
+        ConfigError, match="init_step and init_part belong to the check"
+    ):
+        initial.check_source(spec(folder, init_step=3), tmp_path / "run", model)
+    model = llama_like(shape_of, rope_theta=5e5)
+    given = spec(folder, init_settings=["rope_theta", "norm_eps"])
+    lines, record = initial.restore(given, model)
+    told = ["rope_theta (10000.0 there, 500000.0 here)", "norm_eps (1e-06 there, 1e-0"]
+    pairs = zip(record["settings"], told, strict=True)
+    assert all(text.startswith(begin) for text, begin in pairs)
+    assert f"settings that differ (2): {told[0]}" in lines[-1]
+    other = shape_of(Mamba2LM, vocab_size=16, d_model=8, n_layers=1, head_dim=8)
+    with pytest.raises(ConfigError, match="does not fit: missing in the checkpoint"):
+        initial.check_source(spec(folder), tmp_path / "run", other)
+
+
+def test_fine_tuned_by_command_and_exported(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ROXXEL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "texts").mkdir()
+    for number in range(40):
+        (tmp_path / "texts" / f"{number}.txt").write_text("a quick brown fox. " * 9)
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text(tiny_tokenizers.hugging_face_json())
+    model = llama_like(vocab_size=400, n_layers=1, d_ff=32, tie_embeddings=True)
+    theirs = exchange.export_hf(
+        model, tmp_path / "theirs", tokenizer=tokenizer, dtype="bfloat16"
+    )
+    given = f"init_from='{theirs}',files='{tmp_path}/texts/*.txt',huggingface=True"
+    command = [
+        f"--fdl_config=finetune({given},steps=1,learning_rate=1e-9)",
+        "--fdl.stream.seq_len=8",
+        "--fdl.stream.batch_size=8",
+        "--fdl.evaluation=None",
+        "--fdl.optimizer=optax.sgd(learning_rate=1e-9)",
+        "--fdl.schedule=None",
+    ]
+    assert main.main([*command, "--mode=check"]) == 0
+    assert main.main([*command, f"--workdir={tmp_path}/run"]) == 0
+    log = (tmp_path / "run" / "roxxel_system.log").read_text()
+    assert f"Initialised 11 arrays from {theirs} (LlamaForCausalLM)" in log
+    export = ["--mode=export", f"--run={tmp_path}/run", f"--output={tmp_path}/ours"]
+    assert main.main([*export, "--checkpoint=1", "--dtype=bfloat16"]) == 0
+    assert "step 1 of" in capsys.readouterr().out
+    assert bytes_of(tmp_path / "ours") == bytes_of(theirs)
+    assert (tmp_path / "ours" / "tokenizer.json").read_text() == tokenizer.read_text()
+    config = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert config["max_position_embeddings"] == 8
+    for wrong, words in (
+        (export, "is there and not empty"),
+        ([*export[:2], f"--output={tmp_path}/new", "--dtype=int4"], "'int4'"),
+        (
+            [*export[:2], f"--output={tmp_path}/new", "--checkpoint=7"],
+            "no such",
+        ),
+        (export[:2], "give --output=FOLDER"),
+    ):
+        assert main.main(wrong) == 2
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

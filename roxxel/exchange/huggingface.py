@@ -4,13 +4,13 @@ model = load_hf("mamba2-130m")                    # a folder of safetensors
 export_hf(model, "exported", dtype="bfloat16")    # transformers loads it
 """
 
-import functools
 import os
 import pathlib
 import tempfile
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.experimental import multihost_utils
@@ -21,6 +21,7 @@ from roxxel.checkpointing import comparison, restoring, state
 from roxxel.errors import ConfigError
 from roxxel.exchange import hf_config, names, safetensors_files, tokenizer_files
 from roxxel.exchange.folder_source import FolderSource
+from roxxel.models import stack
 from roxxel.models.language_model import LanguageModel
 
 MAX_SHARD_BYTES = 5_000_000_000  # as transformers cuts
@@ -28,7 +29,14 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def model_of(
-    folder: str | os.PathLike, *, rngs: nnx.Rngs, **changes: Any
+    folder: str | os.PathLike,
+    *,
+    pad_vocab_to: int = 1,
+    separator_id: int | None = None,
+    compute_dtype: jax.typing.DTypeLike = jnp.float32,
+    remat: stack.Remat = "none",
+    scan_layers: bool = False,
+    rngs: nnx.Rngs,
 ) -> LanguageModel:
     """A new model of the sizes and kind that a folder tells of; its values are fresh.
 
@@ -36,13 +44,20 @@ def model_of(
 
     Args:
       folder: `config.json` and safetensors.
+      pad_vocab_to, separator_id, compute_dtype, remat, scan_layers: what the folder
+        does not say, as in `language_model.LanguageModel`.
       rngs: key source of the values.
-      **changes: arguments of the model that take the place of the folder's, or that it
-        does not say: `remat`, `scan_layers`, `compute_dtype`, `pad_vocab_to`.
 
     Raises:
       ConfigError: it is no such folder, or no model here expresses it.
     """
+    changes = {
+        "pad_vocab_to": pad_vocab_to,
+        "separator_id": separator_id,
+        "compute_dtype": compute_dtype,
+        "remat": remat,
+        "scan_layers": scan_layers,
+    }
     return _made(hf_config.read(folder), changes, rngs)
 
 
@@ -66,7 +81,8 @@ def load_hf(
       dtype: of the parameters, in which models here train; None: as they are stored.
       mesh: where the parameters come to lie, as `sharding.create_on` says; None: on
         the first device.
-      **changes: as in `model_of`.
+      **changes: arguments of the model, in place of the folder's or beside them:
+        `remat`, `scan_layers`, `compute_dtype`, `pad_vocab_to`, `chunk_size`.
 
     Raises:
       ConfigError: it is no such folder, is damaged, holds values that are not finite,
@@ -79,8 +95,9 @@ def load_hf(
     def create():
         return (_made(found, changes, nnx.Rngs(0)),)
 
-    on = nnx.eval_shape if mesh is None else functools.partial(sharding.create_on, mesh)
-    (model,) = on(create)
+    (model,) = (
+        nnx.eval_shape(create) if mesh is None else sharding.abstract_on(mesh, create)
+    )
     source = FolderSource(found, model)
     _retype(
         model, {name: dtype or stored for name, (stored, _) in source.arrays.items()}
@@ -91,17 +108,13 @@ def load_hf(
 
 
 def _retype(model: nnx.Module, dtypes: dict[str, Any]) -> None:
-    """Gives the model's arrays, abstract or not, these types."""
+    """Gives the model's abstract arrays these types."""
     leaves = state.named_leaves({"model": model})
     new = {}
     for name, dtype in dtypes.items():
         leaf = leaves.get(name)
-        if leaf is None or leaf.dtype == dtype:
-            continue
-        if isinstance(leaf, jax.ShapeDtypeStruct):
+        if leaf is not None:
             new[name] = leaf.update(dtype=np.dtype(dtype))
-        else:
-            new[name] = leaf.astype(dtype)
     state.assign({"model": model}, new)
 
 

@@ -100,7 +100,7 @@ def check_source(
 
 def _check_folder(spec: "Trainer", model: nnx.Module | None) -> None:
     found = hf_config.read(spec.init_from)
-    if spec.init_step is not None or spec.init_part != restoring.MODEL:
+    if spec.init_step is not None or spec.init_part not in (None, restoring.MODEL):
         raise ConfigError(
             f"trainer: init_step and init_part belong to the checkpoints of a run; "
             f"{found.folder} is a Hugging Face folder, which holds one model."
@@ -217,7 +217,7 @@ def _record(found: comparison.Comparison, path: pathlib.Path) -> dict[str, Any]:
 
 def _report(found: comparison.Comparison, title: str) -> list[str]:
     titles = {
-        "cast to the model's type": found.cast,
+        "cast to the model's type": [text.partition(" (")[0] for text in found.cast],
         "resized, the rows in common taken": found.resized,
         "fresh, not in the checkpoint": found.missing,
         "fresh, of another shape or dtype": found.different,
