@@ -2,11 +2,11 @@
 
     python benchmarks/exchange_transformers.py --python PATH
 
-PATH is the Python of an environment that has torch and transformers, which this one
-need not have. Each architecture is exported with random values, in float32 and bfloat16,
-loaded there with `from_pretrained`, and run on the same tokens in float32; then
-transformers saves it again and that is imported here. Printed are the largest difference
-of the logits over the largest logit, and whether the saved tensors have the same bytes.
+PATH is the Python of an environment that has torch and transformers. Each architecture
+is exported with random values, in float32 and bfloat16, loaded there with
+`from_pretrained`, and run on the same tokens in float32; then transformers saves it
+again and that is imported here. Printed are the largest difference of the logits over
+the largest logit, and whether the saved tensors have the same bytes.
 """
 
 import argparse
@@ -40,7 +40,8 @@ model, info = AutoModelForCausalLM.from_pretrained(
 dtype = str(model.dtype)
 model.save_pretrained(again)
 with torch.no_grad():
-    logits = model.float()(torch.from_numpy(np.load(tokens)).long(), use_cache=False).logits
+    ids = torch.from_numpy(np.load(tokens)).long()
+    logits = model.float()(ids, use_cache=False).logits
 np.save(out, logits.numpy())
 told = {name: sorted(map(str, found)) for name, found in info.items() if found}
 known = set(AutoConfig.for_model(model.config.model_type).to_dict())

@@ -3,6 +3,7 @@
 import functools
 import json
 import pathlib
+import shlex
 
 import jax
 import jax.numpy as jnp
@@ -187,7 +188,8 @@ def test_parameters_are_born_on_the_mesh(tmp_path):
 def test_tensors_that_no_model_needs_are_left_and_old_names_read(tmp_path):
     weights = golden_weights("mamba2")
     weights["lm_head.weight"] = weights["backbone.embeddings.weight"]
-    folder = write_folder(tmp_path / "tied", "mamba2", weights)
+    limit = [0.0, {"__float__": "Infinity"}]  # as transformers 5 saves it
+    folder = write_folder(tmp_path / "tied", "mamba2", weights, time_step_limit=limit)
     assert exchange.load_hf(folder).head is None
     # Without a word on tying, the files tell.
     config = {n: v for n, v in MAMBA2.items() if n != "tie_word_embeddings"}
@@ -459,45 +461,48 @@ def test_settings_that_no_shape_shows_are_compared(tmp_path):
         initial.check_source(spec(folder), tmp_path / "run", other)
 
 
+def commands_of_the_page():
+    text = (pathlib.Path(__file__).parent.parent / "docs" / "exchange.md").read_text()
+    lines = [line for line in text.splitlines() if line.startswith("python -m")]
+    return [shlex.split(line)[3:] for line in lines]
+
+
 def test_fine_tuned_by_command_and_exported(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("ROXXEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "texts").mkdir()
     for number in range(40):
         (tmp_path / "texts" / f"{number}.txt").write_text("a quick brown fox. " * 9)
     tokenizer = tmp_path / "tokenizer.json"
     tokenizer.write_text(tiny_tokenizers.hugging_face_json())
     model = llama_like(vocab_size=400, n_layers=1, d_ff=32, tie_embeddings=True)
-    theirs = exchange.export_hf(
-        model, tmp_path / "theirs", tokenizer=tokenizer, dtype="bfloat16"
-    )
-    given = f"init_from='{theirs}',files='{tmp_path}/texts/*.txt',huggingface=True"
-    command = [
-        f"--fdl_config=finetune({given},steps=1,learning_rate=1e-9)",
+    exchange.export_hf(model, "theirs", tokenizer=tokenizer, dtype="bfloat16")
+    tune, export = commands_of_the_page()
+    tune += [
+        "--fdl.total_steps=1",
         "--fdl.stream.seq_len=8",
         "--fdl.stream.batch_size=8",
         "--fdl.evaluation=None",
         "--fdl.optimizer=optax.sgd(learning_rate=1e-9)",
         "--fdl.schedule=None",
     ]
-    assert main.main([*command, "--mode=check"]) == 0
-    assert main.main([*command, f"--workdir={tmp_path}/run"]) == 0
-    log = (tmp_path / "run" / "roxxel_system.log").read_text()
-    assert f"Initialised 11 arrays from {theirs} (LlamaForCausalLM)" in log
-    export = ["--mode=export", f"--run={tmp_path}/run", f"--output={tmp_path}/ours"]
-    assert main.main([*export, "--checkpoint=1", "--dtype=bfloat16"]) == 0
+    assert main.main([*tune, "--mode=check"]) == 0
+    assert main.main(tune) == 0
+    log = (tmp_path / "runs" / "tuned" / "roxxel_system.log").read_text()
+    assert f"Initialised 11 arrays from {tmp_path}/theirs (LlamaForCausalLM)" in log
+    assert main.main(export) == 0
     assert "step 1 of" in capsys.readouterr().out
-    assert bytes_of(tmp_path / "ours") == bytes_of(theirs)
-    assert (tmp_path / "ours" / "tokenizer.json").read_text() == tokenizer.read_text()
-    config = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert bytes_of(tmp_path / "tuned") == bytes_of(tmp_path / "theirs")
+    copied = tmp_path / "tuned" / "tokenizer.json"
+    assert copied.read_text() == tokenizer.read_text()
+    config = json.loads((tmp_path / "tuned" / "config.json").read_text())
     assert config["max_position_embeddings"] == 8
+    new = ["--mode=export", "--run=runs/tuned", "--output=new"]
     for wrong, words in (
         (export, "is there and not empty"),
-        ([*export[:2], f"--output={tmp_path}/new", "--dtype=int4"], "'int4'"),
-        (
-            [*export[:2], f"--output={tmp_path}/new", "--checkpoint=7"],
-            "no such",
-        ),
-        (export[:2], "give --output=FOLDER"),
+        ([*new, "--dtype=int4"], "'int4'"),
+        ([*new, "--checkpoint=7"], "no such"),
+        (new[:2], "give --output=FOLDER"),
     ):
         assert main.main(wrong) == 2
         assert words in capsys.readouterr().err

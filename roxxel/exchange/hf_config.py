@@ -103,7 +103,8 @@ def read(path: Any) -> Description:
 
 def _values(path: pathlib.Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text, object_hook=_plain)
     except OSError as err:
         raise ConfigError(f"{path}: cannot be read: {err.strerror}.") from err
     except ValueError as err:
@@ -111,6 +112,13 @@ def _values(path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a JSON object.")
     return values
+
+
+def _plain(value: dict[str, Any]) -> Any:
+    """transformers 5 saves an infinity as `{"__float__": "Infinity"}`."""
+    if value.keys() == {"__float__"}:
+        return float(value["__float__"])
+    return value
 
 
 def _architecture(folder: pathlib.Path, values: dict[str, Any]) -> ModuleType:

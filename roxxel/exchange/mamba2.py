@@ -43,7 +43,7 @@ def settings(fields: Fields) -> dict[str, Any]:
         )
     fields.only("use_bias", False, why="projections of the mixer have no bias here")
     fields.only("hidden_act", "silu", "swish", why="no other activation here")
-    limits = ([0.0, math.inf], [0.0, "Infinity"], None)
+    limits = ([0.0, math.inf], None)
     fields.only("time_step_limit", *limits, why="time steps are not clamped here")
     return {
         "vocab_size": fields.size("vocab_size"),
