@@ -9,7 +9,7 @@ from roxxel.errors import ConfigError
 
 # Columns that measure the machine, not the run.
 _MEASURED = re.compile(
-    r"sec|time|_per_|mfu|memory|bytes_in|rate_of|wait", re.IGNORECASE
+    r"sec|time|_per_|mfu|memory|elapsed|bytes_in|rate_of|wait", re.IGNORECASE
 )
 _ALWAYS = {"bits_per_byte"}
 

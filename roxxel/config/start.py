@@ -123,6 +123,9 @@ def run(
         diff=diff,
     )
     info |= {"data": data_facts.of(built), **(extra or {})}
+    from roxxel.train import timing  # here, for it loads jax
+
+    info["process_secs"] = timing.process_age()
     workdir_lib.make(workdir, flag)
     if not distributed.is_lead():
         return _exit_code_of(built.run(workdir=workdir, run_info=info))

@@ -15,7 +15,14 @@ RUN_JSON = "run.json"
 UNCOMMITTED = "uncommitted.diff"
 METRICS = "roxxel_metrics.csv"
 _DESCRIBING = (CONFIG_JSON, CONFIG_TEXT, RUN_JSON, UNCOMMITTED)
-_STARTED = (*_DESCRIBING, "budget.json", "roxxel_system.log", ".lock")
+_STARTED = (
+    *_DESCRIBING,
+    "budget.json",
+    "roxxel_system.log",
+    ".lock",
+    ".goodput.json",
+    "goodput.jsonl",
+)
 
 
 def choose(given: str | None, experiment: str) -> Path:

@@ -68,6 +68,8 @@ def finished(run: "Run") -> int:
     run.wait_for_checkpoint()
     results, verdict = run.evaluator.results, run.evaluator.verdict()
     summary = {"steps": run.done, **results, **verdict, "seconds": run.clock.seconds}
+    if run.accounts is not None:
+        summary |= run.accounts.summary(run.done)
     write_json(run, SUMMARY_FILE, summary)
     run.logger.log_message(describe.results_line(run.done, results, verdict))
     return EXIT_OK

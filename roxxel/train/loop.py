@@ -22,6 +22,7 @@ from roxxel.logger import Logger
 from roxxel.notices import Board
 from roxxel.progress import Progress
 from roxxel.train import accumulate, describe, ema, ending, meshes
+from roxxel.train.accounts import Accounts
 from roxxel.train.evaluator import Evaluator
 from roxxel.train.feeds import InputEnded
 from roxxel.train.plan import make_plan
@@ -58,6 +59,7 @@ class Run:
     ):
         self.spec, self.workdir, self.logger, self.stop = spec, workdir, logger, stop
         self.run_info, self.board = run_info, board
+        self.clock = StepClock(run_info.pop("process_secs", 0.0))
         self.mesh = meshes.make(spec)
         rows = sharding.batch_sharding(self.mesh, spec.axis_rules)
         self.stream = spec.stream.place(self.mesh, rows)
@@ -67,11 +69,11 @@ class Run:
             spec.open_checkpoints(workdir, self.model, self.optimizer)
         )
         self.evaluator = Evaluator(spec, self.model, self.mesh)
-        self.clock = StepClock()
         self.plan = make_plan(spec)
         self.last_step = self.plan.last_step
         self.saved_step = self.evaluated_step = -1
         self.done = 0
+        self.accounts: Accounts | None = None
 
     def run(self) -> int:
         """Trains what is left, and finishes; the exit code."""
@@ -82,6 +84,7 @@ class Run:
                 f"Results are in {self.workdir}."
             )
             return EXIT_OK
+        self.accounts = Accounts(self, start)
         self.train_step: TrainStep = self.spec.make_step(self.model, self.optimizer)
         self.leaves: Leaves = self.train_step.leaves(self.model, self.optimizer)
         self.programs = StepPrograms(
@@ -100,6 +103,11 @@ class Run:
         except StopNow:
             pass
         return self._stopped()
+
+    def beat(self) -> None:
+        """Called often while the run goes on, on another thread."""
+        if self.accounts is not None:
+            self.accounts.beat(self.done)
 
     # -- before the loop ---------------------------------------------------------
 
@@ -194,14 +202,12 @@ class Run:
         self, step: int, metrics: dict[str, Any], progress: Progress | None
     ) -> None:
         """Waits for a step that was dispatched some steps ago, and judges it."""
+        assert self.accounts is not None
         finite, alive = (
             bool(np.asarray(metrics.pop(name))) for name in ("finite", "alive")
         )
         self.clock.tick(self.stream.tokens(step))
-        rate = self.clock.tokens_per_sec
-        if rate:
-            metrics["tokens_per_sec"] = round(rate)
-        self.logger.log_metrics_summary(step, **metrics)
+        self.logger.log_metrics_summary(step, **metrics, **self.accounts.row(step))
         if not finite:
             self.refusals.see(step, metrics, alive=alive)
         if progress is not None:

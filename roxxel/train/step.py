@@ -36,7 +36,8 @@ class TrainStep:
       model_leaves: number of the model's leaves, which come first.
       means: of a weight's leaf, the leaf with its running mean.
       metrics of `run`: scalars on the device. `loss` (mean over counted targets),
-        `grad_norm` (before clipping), `learning_rate`, `tokens` (counted targets),
+        `grad_norm` (before clipping), `weight_norm` (of all parameters, before the
+        update), `learning_rate`, `tokens` (counted targets),
         `finite` (nothing was wrong with the step) and `alive`: once false, this update
         and all after it leave the state as it was. Without a counted target nothing
         but counts moves.
@@ -153,6 +154,7 @@ def make_train_step(
         model, optimizer = map(nnx.merge, graphdefs, (state, states[1]))
         grad_norm = optax.tree.norm(grads)
         metrics = {"loss": loss, "grad_norm": grad_norm, "tokens": weight}
+        metrics["weight_norm"] = optax.tree.norm(nnx.state(model, nnx.Param))
         if schedule is not None:
             metrics["learning_rate"] = jnp.asarray(schedule(optimizer.step[...]))
         guard = getattr(optimizer, "guard", {})

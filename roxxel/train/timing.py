@@ -2,6 +2,7 @@
 
 import array
 import contextlib
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator
@@ -17,6 +18,17 @@ _TRAINING = ("data", "step", "other")
 _STEPS_KEPT = 10_000  # of the step times, for the percentiles
 
 
+def process_age() -> float:
+    """Seconds since this process was started; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+            started = int(file.read().rpartition(")")[2].split()[19])
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return max(now - started / os.sysconf("SC_CLK_TCK"), 0.0)
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0.0
+
+
 class StepClock:
     """Seconds spent by phase, tokens a second, and how long steps take.
 
@@ -25,6 +37,7 @@ class StepClock:
     complete; time in other phases than data, step and other is no part of the rate.
 
     Args:
+      before: seconds that the process has been starting already.
       clock: monotonic seconds.
 
     Attributes:
@@ -34,9 +47,11 @@ class StepClock:
         beginning, these once they made progress.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, before: float = 0.0, *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._clock = clock
-        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._seconds = dict.fromkeys(PHASES, 0.0) | {"start": before}
         self.current = "start"
         self.warm = set(PHASES) - {"step", "evaluation"}
         self.since = self._counted = clock()
@@ -47,8 +62,14 @@ class StepClock:
     @property
     def seconds(self) -> dict[str, float]:
         """Seconds by phase, up to now; those of no time at all are left out."""
-        self._count()
-        return {name: spent for name, spent in self._seconds.items() if spent}
+        found = dict(self._seconds)
+        found[self.current] += self._clock() - self._counted
+        return {name: spent for name, spent in found.items() if spent}
+
+    @property
+    def total(self) -> float:
+        """Seconds of all phases, up to now."""
+        return sum(self._seconds.values()) + self._clock() - self._counted
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Generator[None]:
@@ -79,7 +100,8 @@ class StepClock:
     def tick(self, tokens: int) -> None:
         """One more step has completed, `tokens` since the beginning of the run."""
         self.warm.add("step")
-        now = sum(self.seconds.get(name, 0.0) for name in _TRAINING)
+        self._count()
+        now = sum(self._seconds[name] for name in _TRAINING)
         if self._ticks:
             self._keep(now - self._ticks[-1][0])
         self._ticks.append((now, tokens))

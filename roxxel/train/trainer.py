@@ -19,7 +19,17 @@ from roxxel.errors import ConfigError
 from roxxel.logger import Logger
 from roxxel.models.losses import next_token_loss
 from roxxel.sharding import AxisRules
-from roxxel.train import accumulate, ema, ending, evaluator, initial, inputs, lock
+from roxxel.train import (
+    accounts,
+    accumulate,
+    ema,
+    ending,
+    evaluator,
+    initial,
+    inputs,
+    lock,
+    program_cache,
+)
 from roxxel.train.divergence import Divergence
 from roxxel.train.early_stopping import EarlyStopping
 from roxxel.train.evaluation import Evaluation, sets_of
@@ -90,6 +100,8 @@ class Trainer:
       init_cast: take values of a wider type too, rounded; narrower ones always are.
       init_settings: settings, such as `["rope_theta"]`, that a Hugging Face folder may
         have otherwise than the model here.
+      compilation_cache: folder of compiled programs for later starts, relative to the
+        one that holds the work directory; None: none. JAX_COMPILATION_CACHE_DIR wins.
       deadlines: when a phase of the run counts as hung, see `Deadlines`; None: never.
     """
 
@@ -122,6 +134,7 @@ class Trainer:
     init_cast: bool = False
     init_settings: Sequence[str] = ()
     workdir: str | os.PathLike | None = None
+    compilation_cache: str | os.PathLike | None = ".jax_cache"
     deadlines: Deadlines | None = dataclasses.field(default_factory=Deadlines)
 
     def __post_init__(self):
@@ -224,7 +237,9 @@ class Trainer:
             logger = stack.enter_context(self.logger(log_dir=workdir))
             watch = Watch(workdir, stop, self.deadlines or NO_DEADLINES, board, logger)
             stack.enter_context(watch)
-            with watch.telling():
-                run = Run(self, workdir, logger, stop, stack, run_info or {}, board)
-                watch.follow(run.clock)
-                return run.run()
+            with watch.telling(), program_cache.used(self.compilation_cache, workdir):
+                info = dict(run_info or {})
+                run = Run(self, workdir, logger, stop, stack, info, board)
+                watch.follow(run.clock, run.beat)
+                with accounts.closing(run):
+                    return run.run()
