@@ -15,6 +15,7 @@ from roxxel.dataset import Roxxel
 from roxxel.errors import ConfigError
 from roxxel.models.transformer import TransformerLM
 from roxxel.train import initial
+from roxxel.train.optimizer import RunOptimizer
 from roxxel.train.trainer import Trainer
 from tests.tiny import Bigram, compile_once  # noqa: F401
 
@@ -49,15 +50,6 @@ EMBEDDING, HEAD = "model/embedding", "model/head"
 ALL = [NORM, PROJ, EMBEDDING, HEAD]
 
 
-class Averaging(nnx.Optimizer):
-    """An optimizer with an average of the parameters beside its own state."""
-
-    def __init__(self, model, tx):
-        super().__init__(model, tx, wrt=nnx.Param)
-        average = jax.tree.map(lambda v: v * 0 + 7.0, nnx.state(model, nnx.Param))
-        self.average = nnx.merge(nnx.graphdef(model), average)
-
-
 def values(model):
     return {
         "model/" + "/".join(map(str, path)): np.asarray(leaf[...], np.float32)
@@ -69,7 +61,10 @@ def values(model):
 def source(tmp_path_factory):
     root = tmp_path_factory.mktemp("source") / "checkpoints"
     model = Toy(BASE, seed=1)
-    with Checkpointer(root, model, Averaging(model, optax.sgd(0.1))) as checkpointer:
+    trained = RunOptimizer(model, optax.sgd(0.1), ema_decay=0.9)
+    mean = jax.tree.map(lambda value: np.full_like(value, 7.0), trained.ema)
+    nnx.update(trained, {"ema": mean})
+    with Checkpointer(root, model, trained) as checkpointer:
         checkpointer.save(3, {"loss": 1.0})
     return root
 
@@ -154,7 +149,7 @@ SSM_PROJ, SSM_NORM = "model/layers/ssm/proj", "model/layers/ssm/norm/scale"
             ),
             id="another width",
         ),
-        pytest.param(BASE, {"init_part": "optimizer/average"}, ALL, report(), id="ema"),
+        pytest.param(BASE, {"init_part": "ema"}, ALL, report(), id="ema"),
     ],
 )
 def test_what_is_taken(source, shapes, options, restored, expected):
@@ -208,7 +203,7 @@ def check_values(model, before, restored, *, average):
             "model/embedding and model/head both become model/one",
         ),
         (BASE, {"init_resize": ["wte"]}, "init_resize: 'wte' fits no array of the mod"),
-        (BASE, {"init_part": "ema"}, "has no such part; it has model, optimizer"),
+        (BASE, {"init_part": "mean"}, "has no such part; it has model, optimizer"),
     ],
 )
 def test_what_cannot_be_meant_leaves_the_model_as_it_is(source, shapes, options, words):

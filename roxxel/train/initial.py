@@ -28,6 +28,7 @@ _OPTIONS = {
     "init_cast": False,
     "init_settings": (),
 }
+_PARTS = {None: restoring.MODEL, "ema": "optimizer/ema"}
 OPTIONS = ("init_from", *_OPTIONS)
 
 
@@ -191,7 +192,7 @@ def _how(spec: "Trainer") -> restoring.How:
             cast="any" if spec.init_cast else "widen",
             resize=tuple(spec.init_resize or ()),
         ),
-        part=spec.init_part or restoring.MODEL,
+        part=_PARTS.get(spec.init_part, spec.init_part),
     )
 
 

@@ -93,8 +93,8 @@ class Trainer:
       init_rules: dotted names of parameters there to names here, or to None to leave
         them out; `*` stands for any text: `{"old.*": "new.*"}`. Those of a Hugging
         Face folder have the names that they get here.
-      init_part: what of the other run's checkpoint is taken: "model", or the beginning
-        of the names of another copy of its parameters, such as averaged ones.
+      init_part: what of the other run's checkpoint is taken: "model", "ema" (its mean
+        of the weights), or the beginning of the names of another copy of them.
       init_resize: names of parameters here that may have another number of rows, such
         as `["embedding", "head"]` for a larger vocabulary: rows in common are taken.
       init_cast: take values of a wider type too, rounded; narrower ones always are.
