@@ -158,6 +158,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--keep", type=pathlib.Path, help="folder for both runs")
     given = parser.parse_args(argv)
+    if given.keep and given.keep.exists() and any(given.keep.iterdir()):
+        parser.error(f"--keep {given.keep}: there are files in it; give a new folder")
     _say(f"seed {given.seed}, {given.kills} kills, {given.processes} processes")
     with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
         folder = (given.keep or pathlib.Path(temporary)).absolute()

@@ -53,7 +53,8 @@ def last_step(folder: pathlib.Path) -> int:
 def _lines(path: pathlib.Path) -> list[dict]:
     text = path.read_text(encoding="utf-8")
     whole = text[: text.rfind("\n") + 1]  # the last one may be cut by a kill
-    return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
+    lines = [line for line in whole.splitlines() if line.endswith("}}")]
+    return [json.loads(line[line.rfind('{"pid"') :]) for line in lines]
 
 
 def table(workdir: pathlib.Path) -> list[dict[str, str]]:
