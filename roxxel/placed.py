@@ -102,7 +102,9 @@ def mapped(function: Callable[[Any, Names | None], Any], tree: Any) -> Any:
 def _apply(function, leaf):
     if not _is_variable(leaf):
         return function(leaf, None)
-    return function(leaf.get_value(), leaf.get_metadata().get("logical_axes"))
+    names = leaf.get_metadata().get("logical_axes")
+    # Not always one array: an optimizer's masked entry is an empty tuple.
+    return jax.tree.map(lambda array: function(array, names), leaf.get_value())
 
 
 def _is_variable(leaf):

@@ -10,9 +10,13 @@ import subprocess
 import sys
 
 import fiddle as fdl
+import jax
 import pytest
+from flax import nnx
 
 from benchmarks.chaosbench.recording import FOLDER_VARIABLE
+from experiments.ssm_tiny import ssm_tiny
+from roxxel import sharding
 from tests import topology_runs
 from tests.tiny import compile_once  # noqa: F401
 
@@ -128,3 +132,11 @@ def test_from_four_processes_to_two_to_one_and_back(processes):
     processes("changed", 1, 8, *words, "--fdl.stop_after=18", f"--fdl.mesh_axes={CUT}")
     changed = processes("changed", 4, 1, *words)
     check_same(changed, undisturbed, 24)
+
+
+def test_an_optimizer_with_masked_entries_has_its_place_on_a_mesh():
+    trainer = fdl.build(ssm_tiny(d_model=32, n_layers=1, steps=3))  # Muon beside Adam
+    mesh = sharding.make_mesh({"data": 2, "fsdp": 4})
+    state = nnx.state(sharding.abstract_on(mesh, trainer.create))
+    for leaf in jax.tree.leaves(state):
+        assert leaf.sharding.mesh.shape == mesh.shape
