@@ -20,6 +20,8 @@ from typing import TextIO
 LIVE_INTERVAL_SECS = 0.1
 PLAIN_INTERVAL_SECS = 5.0  # never more often than this on a file or a pipe
 PLAIN_SILENCE_SECS = 60.0  # a slow job says that it lives at least this often
+PLAIN_WAIT_SECS = 10.0  # before the first plain line of a wait
+MOST_WAIT_SECS = 300.0  # between two of them
 _RATE_SAMPLES = 64  # the rate covers the last ones drawn, not the whole job
 _LOCK_TIMEOUT_SECS = 0.5  # rather a torn line than a hang inside a signal handler
 
@@ -181,6 +183,71 @@ class Progress:
             stream.flush()
         except (OSError, ValueError):  # closed, full, or cannot encode
             self._stream = None
+
+
+class Waiting(Progress):
+    """How long something without a count goes on: `compiling, 41 s`.
+
+    A thread draws it while its context is open: on a terminal each second from the
+    first one on, elsewhere a plain line after 10 s, 20 s, 40 s and so on, at least one
+    in five minutes.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        stream: TextIO | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._open = threading.Event()
+        self._plain_after = PLAIN_WAIT_SECS
+        super().__init__(None, label, stream=stream, clock=clock)
+        self._thread = threading.Thread(
+            target=self._tick, name="roxxel-waiting", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Takes the line away; says how long it was where plain lines told of it."""
+        if self._closed:
+            return
+        self._closed = True
+        self._open.set()
+        self._thread.join()
+        with _locked():
+            if self._is_live:
+                _erase(self)
+                if self in _live:
+                    _live.remove(self)
+            elif self._plain_after > PLAIN_WAIT_SECS:
+                self._write(f"{self.label} took {self._spent():.0f} s\n")
+            if _live:
+                _live[-1]._redraw()
+
+    def show(self) -> None:
+        """Draws the line if it is due."""
+        spent = self._spent()
+        if self._is_live:
+            if spent >= 1 and _live and _live[-1] is self:
+                with _locked():
+                    self._redraw()
+        elif spent >= self._plain_after:
+            self._plain_after += min(self._plain_after, MOST_WAIT_SECS)
+            self._write(self._line(self._clock()) + "\n")
+
+    def _draw(self, now: float) -> None:
+        """The thread draws."""
+
+    def _tick(self) -> None:
+        while not self._open.wait(0.5):
+            self.show()
+
+    def _spent(self) -> float:
+        return self._clock() - self._started
+
+    def _line(self, now: float, *, final: bool = False) -> str:
+        return f"{self.label}, {now - self._started:.0f} s"
 
 
 @contextlib.contextmanager

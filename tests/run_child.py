@@ -90,6 +90,10 @@ def train(workdir, disturbance, **options):
             return dataset.elements(start, stop)
 
     class Saving(Checkpointer):
+        def __init__(self, *args, **kwargs):
+            disturbance.pass_by("start")
+            super().__init__(*args, **kwargs)
+
         def save(self, step, *args, **kwargs):
             done = super().save(step, *args, **kwargs)
             disturbance.pass_by("save")
@@ -104,15 +108,10 @@ def train(workdir, disturbance, **options):
         disturbance.pass_by("compile")  # while it is traced
         return next_token_loss(model, tokens, mask)
 
-    class Model(Bigram):
-        def __init__(self, *, rngs):
-            disturbance.pass_by("start")
-            super().__init__(rngs=rngs)
-
     Watched.disturbance = disturbance
     trainer = Trainer(
         logger=Watched,
-        model=Model,
+        model=Bigram,
         optimizer=optim.adamw(schedule=schedule),
         schedule=schedule,
         stream=Stream(stream, disturbance),

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from roxxel import progress
-from roxxel.progress import Progress
+from roxxel.progress import Progress, Waiting
 
 
 class Terminal(io.StringIO):
@@ -170,3 +170,35 @@ def test_long_lines_are_cut_to_the_terminal(clock, monkeypatch):
 )
 def test_format_secs(secs, text):
     assert progress.format_secs(secs) == text
+
+
+def test_a_wait_shows_its_seconds_and_leaves_nothing_on_a_terminal(clock):
+    terminal = Terminal()
+    bar = Progress(10, "train", "steps", terminal, clock=clock)
+    shown = terminal.screen()
+    with Waiting("compiling", terminal, clock=clock) as waiting:
+        waiting.show()
+        assert terminal.screen() == shown  # too short to tell of
+        clock.now += 41
+        waiting.show()
+        assert terminal.screen() == ["compiling, 41 s"]
+        with progress.cleared():
+            terminal.write("a message\n")
+        assert terminal.screen() == ["a message", "compiling, 41 s"]
+    assert terminal.screen()[1].startswith("train   0% | 0/10 steps")
+    bar.close()
+
+
+def test_a_wait_elsewhere_is_told_ever_more_seldom(clock):
+    file = io.StringIO()
+    with Waiting("restoring", file, clock=clock) as waiting:
+        for _ in range(900):
+            clock.now += 1
+            waiting.show()
+    told = [line.rpartition(", ")[2] for line in file.getvalue().splitlines()]
+    assert told[:6] == ["10 s", "20 s", "40 s", "80 s", "160 s", "320 s"]
+    assert told[-1] == "restoring took 900 s"
+    file = io.StringIO()
+    with Waiting("restoring", file, clock=clock):
+        clock.now += 9
+    assert file.getvalue() == ""

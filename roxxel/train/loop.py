@@ -10,7 +10,7 @@ import contextlib
 import functools
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -20,7 +20,7 @@ from roxxel import sharding
 from roxxel.errors import EXIT_OK
 from roxxel.logger import Logger
 from roxxel.notices import Board
-from roxxel.progress import Progress
+from roxxel.progress import Progress, Waiting
 from roxxel.train import accumulate, describe, ema, ending, meshes
 from roxxel.train.accounts import Accounts
 from roxxel.train.evaluator import Evaluator
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 # Steps that may be dispatched ahead of the one whose results the host has seen. Two
 # keep the device busy; more would only delay the sight of a loss that is not finite.
 MAX_STEPS_AHEAD = 2
+
+_NOTHING = contextlib.nullcontext()
 
 # Steps that were dispatched and whose results the host has not looked at.
 _Unseen = collections.deque[tuple[int, dict[str, jax.Array]]]
@@ -92,7 +94,7 @@ class Run:
             self.leaves,
             self.stream,
             self.plan.started_spans(),
-            compiling=functools.partial(self.clock.phase, "compile"),
+            compiling=functools.partial(self._long, "compile", "compiling"),
         )
         self.refusals = Refusals(self)
         try:
@@ -113,14 +115,15 @@ class Run:
 
     def _begin(self) -> int:
         """Restores or makes a beginning, and tells the plan; the completed steps."""
-        begun = begin(
-            self.spec,
-            self.plan,
-            self.stream,
-            self.model,
-            self.checkpointer,
-            self.workdir,
-        )
+        with self._long("start", "restoring"):
+            begun = begin(
+                self.spec,
+                self.plan,
+                self.stream,
+                self.model,
+                self.checkpointer,
+                self.workdir,
+            )
         self.done, self.saved_step = begun.step, begun.step or -1
         self.evaluator.restore(begun.position)
         self.begun_position = begun.position
@@ -228,6 +231,13 @@ class Run:
             )
         )
 
+    @contextlib.contextmanager
+    def _long(self, phase: str, words: str) -> Generator[None]:
+        """A phase that may take long and shows no progress of its own."""
+        lead = jax.process_index() == 0
+        with self.clock.phase(phase), Waiting(words) if lead else _NOTHING:
+            yield
+
     def _make_up_evaluation(self, position: dict[str, Any]) -> None:
         """What a stop kept the run from, at the step that it was saved at."""
         if position.get("owes_evaluation"):
@@ -254,7 +264,7 @@ class Run:
             self.save(metrics)
 
     def _evaluate(self, names: list[str] | None = None) -> dict[str, float]:
-        with self.clock.phase("evaluation"):
+        with self._long("evaluation", "evaluating"):
             metrics = self.evaluator.run(
                 self.done,
                 self.train_step.evaluated(self.leaves),
