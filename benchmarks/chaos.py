@@ -39,7 +39,7 @@ _OF_MIXTURE = ("--fdl.model.d_model=32", "--fdl.model.n_layers=1")
 _OF_MIXTURE += ("--fdl.model.head_dim=32", "--fdl.model.state_dim=32")
 _OF_MIXTURE += ("--fdl.evaluation.seq_len=128",)
 # Evaluations and saves often enough for kills to hit them.
-_OFTEN = ("--fdl.save_every=10", "--fdl.evaluation.every=15")
+_OFTEN = ("--fdl.save_every=5", "--fdl.evaluation.every=15")
 _OFTEN += ("--fdl.evaluation.max_batches=4", "--fdl.evaluation.batch_size=8")
 _OFTEN += ("--fdl.sample.num_tokens=16",)
 _END_SECS = 180  # an attempt that was killed has to be over in that time
@@ -92,7 +92,7 @@ class Chaos:
             )
             before = results.last_step(rows)
             try:
-                hit = kill is not None and kills_lib.carry_out(kill, process, rows)
+                hit = kill is not None and self._carry_out(kill, process, rows)
                 killed_at = time.monotonic()
                 process.wait(_END_SECS if hit else _ATTEMPT_SECS)
             except subprocess.TimeoutExpired:
@@ -110,6 +110,9 @@ class Chaos:
             )
         return hit
 
+    def _carry_out(self, kill, process, rows: pathlib.Path) -> bool:
+        return kills_lib.carry_out(kill, process, rows, self.given.processes)
+
     def _judge(self, code: int, kill: kills_lib.Kill | None, log: pathlib.Path):
         self.codes[str(code)] = self.codes.get(str(code), 0) + 1
         if code == 0:
@@ -117,7 +120,7 @@ class Chaos:
         expected = ()
         if kill is not None:
             expected = (42,) if kill.number == signal.SIGTERM else (1, 42, 134, 137)
-            if kill.step is None:
+            if kill.batches is None:
                 expected += (143,)  # before anything listens to signals
         if code not in expected:
             self.wrong.append(f"{kill or 'no kill'}: exit code {code}, see {log}")
@@ -150,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mixture", action="store_true", help="two sets, 3 phases")
     parser.add_argument(

@@ -41,6 +41,15 @@ def attempts(folder: pathlib.Path) -> int:
     return max((len({x["pid"] for x in _lines(path)}) for path in paths), default=0)
 
 
+def batches_of_last(folder: pathlib.Path) -> int:
+    """How many batches the newest attempt was given, in the process with the most."""
+    most = 0
+    for path in folder.glob("rows.*.jsonl"):
+        pids = [line["pid"] for line in _lines(path)]
+        most = max(most, pids.count(pids[-1]) if pids else 0)
+    return most
+
+
 def last_step(folder: pathlib.Path) -> int:
     """The newest step of which any process was given the batch; -1 before."""
     newest = -1
