@@ -70,11 +70,7 @@ class Progress:
         self._next_draw = self._started
         self._last_plain = self._started
         self._next_tenth = 0
-        if self._is_live:
-            with _locked():
-                if _live:
-                    _erase(_live[-1])
-                _live.append(self)
+        self._appear()
         self._draw(self._started)
 
     def __enter__(self) -> "Progress":
@@ -82,6 +78,14 @@ class Progress:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    def _appear(self) -> None:
+        """On a terminal, takes the place of the line that is there."""
+        if self._is_live:
+            with _locked():
+                if _live:
+                    _erase(_live[-1])
+                _live.append(self)
 
     def update(self, n: int = 1, note: str | None = None) -> None:
         """Counts `n` more units; cheap enough for every step."""
@@ -228,13 +232,20 @@ class Waiting(Progress):
     def show(self) -> None:
         """Draws the line if it is due."""
         spent = self._spent()
-        if self._is_live:
-            if spent >= 1 and _live and _live[-1] is self:
+        if self._is_live and spent >= 1:
+            if self not in _live:
+                super()._appear()
+            if _live[-1] is self:
                 with _locked():
                     self._redraw()
+        elif self._is_live:
+            return
         elif spent >= self._plain_after:
             self._plain_after += min(self._plain_after, MOST_WAIT_SECS)
             self._write(self._line(self._clock()) + "\n")
+
+    def _appear(self) -> None:
+        """Not before there is something to tell."""
 
     def _draw(self, now: float) -> None:
         """The thread draws."""
