@@ -1,9 +1,11 @@
 """Steps compiled for TPUs that are not here; limits of chips; what a program holds."""
 
+import importlib.util
+
 import pytest
 
-from roxxel import hardware
-from roxxel.config import arguments, check_topology
+from roxxel import hardware, main
+from roxxel.config import abstract, arguments, check_topology, resolve
 from roxxel.data.steps import Span
 from roxxel.errors import ConfigError
 from roxxel.topology import collectives, compiling, costs, devices, hlo, roofline
@@ -357,3 +359,51 @@ def test_without_the_compiler_one_line_says_how_to_get_it(monkeypatch):
     line = arguments.parse(["--mode=check", "--topology=v5e:2x2"])
     with pytest.raises(ConfigError, match=r"needs libtpu.*: pip install libtpu$"):
         check_topology.parse(line)
+
+
+# -- compiled, where there is a compiler for TPUs --------------------------------------
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None,
+    reason="compiles for TPUs: needs libtpu (pip install libtpu)",
+)
+
+
+def _compiled(text, *flags):
+    """The step of an experiment for a topology."""
+    line = arguments.parse(["--fdl_config=ssm_tiny", "--mode=check", *flags])
+    trainer = abstract.evaluate(resolve.experiment(line).config).root
+    topology = devices.parse(text)
+    return compiling.compile_step(trainer, devices.open_devices(topology))
+
+
+@needs_libtpu
+def test_ssm_small_for_a_tpu(capfd):
+    flags = ["--fdl_config=ssm_small", "--mode=check", "--topology=v5e:2x2"]
+    mesh = """--fdl.mesh_axes={"data": 1, "fsdp": -1}"""
+    assert main.main([*flags, mesh]) == 0
+    shown = capfd.readouterr()
+    assert "4 v5e, mesh data=1, fsdp=4" in shown.out
+    assert "of 16.00 GiB: fits" in shown.out
+    assert "all-gather " in shown.out
+    assert "reduce-scatter " in shown.out
+    assert "MFU" in shown.out
+    assert shown.err == ""
+
+
+@needs_libtpu
+def test_without_cut_parameters_chips_only_sum():
+    compiled = _compiled("v5e:2x2", '--fdl.mesh_axes={"data": -1}')
+    assert {one.kind for one in compiled.found} == {"all-reduce"}
+
+
+@needs_libtpu
+def test_more_than_the_memory_of_a_chip_is_one_line(capsys):
+    flags = ["--fdl_config=ssm_tiny", "--mode=check", "--topology=v5e:2x2"]
+    assert main.main([*flags, "--fdl.stream.batch_size=65536"]) == 2
+    shown = capsys.readouterr()
+    assert "of 15.75 GiB: does not fit" in shown.out
+    errors = [line for line in shown.err.splitlines() if "error" in line]
+    assert len(errors) == 1
+    assert "do not fit the 15.75 GiB of a v5e" in errors[0]
+    assert "accumulate=" in errors[0]

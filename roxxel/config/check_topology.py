@@ -1,6 +1,7 @@
 """`--mode=check --topology`: the step compiled for TPUs, as text and problems."""
 
 import collections
+import math
 from typing import TYPE_CHECKING, Any
 
 from roxxel.config import arguments, check_memory, check_model, scalars
@@ -52,6 +53,12 @@ def report(
     if not hasattr(trainer, "make_step"):
         why = getattr(trainer, "reason", "the graph makes no Trainer.")
         problems.append(f"--topology: the step cannot be compiled. {why}")
+        return []
+    if topology.num_slices > 1 and not trainer.dcn_axes:
+        problems.append(
+            f"dcn_axes: --num_slices={topology.num_slices} needs the axes that lie "
+            f"over slices: --fdl.dcn_axes='{{\"data\": {topology.num_slices}}}'."
+        )
         return []
     from roxxel.topology import compiling, roofline
 
@@ -133,22 +140,24 @@ def _advice(compiled: "Compiled", trainer: Any, model: Any, limit: int) -> str:
         turns.append("model.remat=full")
     if not getattr(model, "scan_layers", True):
         turns.append("model.scan_layers=True")
-    rows = compiled.span.batch_size // _batch_shards(compiled.mesh)
+    rows = compiled.span.batch_size // _batch_shards(compiled.mesh, trainer)
     count = getattr(trainer, "accumulate", 1)
     if rows > count:
-        turns.append(f"accumulate={_next_divisor(rows, count)}")
+        memory = compiled.memory
+        times = (memory.temporaries or 0) / max(1, limit - memory.arguments)
+        turns.append(f"accumulate={_divisor(rows, count * max(2, math.ceil(times)))}")
     turns.append("more chips, or a smaller stream.batch_size")
     return f"try {' or '.join(turns)}"
 
 
-def _batch_shards(mesh: dict[str, int]) -> int:
+def _batch_shards(mesh: dict[str, int], trainer: Any) -> int:
     from roxxel import sharding
 
-    return sharding.batch_shards(mesh)
+    return sharding.batch_shards(mesh, trainer.axis_rules)
 
 
-def _next_divisor(rows: int, count: int) -> int:
-    return next(n for n in range(count + 1, rows + 1) if rows % n == 0)
+def _divisor(rows: int, least: int) -> int:
+    return next((n for n in range(least, rows) if rows % n == 0), rows)
 
 
 def _work(compiled: "Compiled", per_token: float, params: int) -> str:

@@ -95,7 +95,7 @@ def compile_step(spec: "Trainer", devices: Sequence[Any]) -> Compiled:
     """
     clock = _Clock()
     span = max(spec.stream.spans(), key=lambda span: span.batch_size * span.seq_len)
-    mesh = sharding.make_mesh(spec.mesh_axes, devices)
+    mesh = sharding.make_mesh(spec.mesh_axes, devices, spec.dcn_axes)
     step, leaves, batch = _abstract(spec, span, mesh, devices[0])
     order = list(devices) if mesh is None else list(mesh.devices.flat)
     sizes = {"data": 1} if mesh is None else dict(mesh.shape)
@@ -142,7 +142,7 @@ def _abstract(spec, span, mesh, device):
         model, optimizer = nnx.eval_shape(spec.create)
         alone = SingleDeviceSharding(device)
     else:
-        model, optimizer = sharding.abstract_on(mesh, spec.create)
+        model, optimizer = sharding.abstract_on(mesh, spec.create, spec.axis_rules)
         alone = None
     step = spec.make_step(model, optimizer)
     leaves = step.leaves(model, optimizer)
@@ -150,7 +150,7 @@ def _abstract(spec, span, mesh, device):
         leaves = [
             jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=alone) for x in leaves
         ]
-    where = alone or sharding.batch_sharding(mesh)
+    where = alone or sharding.batch_sharding(mesh, spec.axis_rules)
     return step, leaves, jax.ShapeDtypeStruct(shape, dtype, sharding=where)
 
 

@@ -111,12 +111,25 @@ def _positions(size: int, kernel: int, out: int, window: dict[str, str]) -> int:
     stride = int(window.get("stride", 1))
     low = int(window.get("pad", "0_0").split("_")[0])
     dilate, spread = (int(window.get(key, 1)) for key in ("lhs_dilate", "rhs_dilate"))
-    last = (size - 1) * dilate
     return sum(
-        0 <= at <= last and at % dilate == 0
+        _meeting(tap * spread - low, stride, dilate, (size - 1) * dilate, out)
         for tap in range(kernel)
-        for at in range(tap * spread - low, tap * spread - low + out * stride, stride)
     )
+
+
+def _meeting(begin: int, step: int, every: int, last: int, count: int) -> int:
+    """How many of `begin + step * k`, k < count, are multiples of `every` in [0, last].
+
+    All k of one residue are: it follows from the inverse of `step`.
+    """
+    low, high = max(0, -(begin // step)), min(count - 1, (last - begin) // step)
+    common = math.gcd(step, every)
+    if high < low or begin % common:
+        return 0
+    period = every // common
+    first = -begin // common * pow(step // common, -1, period) % period
+    first += -((first - low) // period) * period
+    return 0 if first > high else (high - first) // period + 1
 
 
 # -- bytes -------------------------------------------------------------------------
