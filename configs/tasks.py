@@ -8,34 +8,14 @@ import fiddle as fdl
 from configs import tags
 from roxxel import tasks
 from roxxel.budget import Length
-from roxxel.errors import ConfigError
+from roxxel.tasks import suite as suite_lib
 from roxxel.train.evaluation import Evaluation
 from roxxel.train.inputs import Input
 
-NAMES = ("induction", "copying", "selective_copying", "associative_recall")
 
-
-def task(name: str, length: int = 64, vocab_size: int = 64) -> fdl.Config:
-    """A task whose rows are about `length` tokens long.
-
-    Induction and copying of a whole context are asked with `length` tokens in all,
-    selective copying with an eighth of them as symbols, recall with an eighth as keys.
-    """
-    if name == "induction":
-        node = fdl.Config(tasks.Induction, length=length)
-    elif name == "copying":
-        node = fdl.Config(tasks.Copying, length=max(1, length // 2))
-    elif name == "selective_copying":
-        node = fdl.Config(
-            tasks.SelectiveCopying, length=length, num_symbols=max(1, length // 8)
-        )
-    elif name == "associative_recall":
-        node = fdl.Config(
-            tasks.AssociativeRecall, length=length, num_pairs=max(1, length // 8)
-        )
-    else:
-        raise ConfigError(f"task is {name!r}, expected one of {', '.join(NAMES)}.")
-    node.vocab_size = vocab_size
+def task(name: str, length: int = 64, vocab_size: int = 64) -> fdl.Config[tasks.Task]:
+    """A task by name, see `roxxel.tasks.suite.NAMES`."""
+    node = fdl.Config(suite_lib.make, name=name, length=length, vocab_size=vocab_size)
     fdl.add_tag(node, "length", tags.SeqLen)
     return node
 
@@ -71,5 +51,5 @@ def suite(
     """A set of every task, by name."""
     return {
         name: fdl.build(held_out(task(name, length, vocab_size), num_rows))
-        for name in NAMES
+        for name in suite_lib.NAMES
     }

@@ -193,7 +193,16 @@ def _done(
     found: "Experiment", line: arguments.CommandLine, argv: list[str], mode: str
 ) -> int:
     """Do what `mode` says; the exit code."""
-    from roxxel.config import check, drawing, early_stop, explain, export, replay, start
+    from roxxel.config import (
+        check,
+        drawing,
+        early_stop,
+        evaluating,
+        explain,
+        export,
+        replay,
+        start,
+    )
 
     if mode == "train":
         with early_stop.until_started():
@@ -201,6 +210,8 @@ def _done(
     if mode == "replay":
         with early_stop.until_started():
             return replay.run(found, line, argv)
+    if mode == "eval":
+        return evaluating.run(found, line)
     if mode == "export":
         return _show(export.run(found, line))
     if mode == "check":

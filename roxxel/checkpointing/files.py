@@ -2,6 +2,7 @@
 
     <root>/100/state/...        arrays, written by Orbax
     <root>/100/roxxel.json      record: written last, so its presence means complete
+    <root>/100/evaluation.json  metrics that came later, see `add_metrics`
     <root>/100.new/...          a save of step 100 on its way to its final name
     <root>/100.old/...          on its way out
 
@@ -17,13 +18,16 @@ import os
 import pathlib
 import re
 import shutil
+from typing import Any
 
-from roxxel.checkpointing.record import checked_step
+from roxxel.checkpointing import holds
+from roxxel.checkpointing.record import checked_step, plain_metrics
 from roxxel.errors import ConfigError
 
 FORMAT = 1
 RECORD = "roxxel.json"
 STATE = "state"
+LATER = "evaluation.json"
 
 _STEP_NAME = re.compile(r"(\d+)(\.new)?")
 
@@ -126,7 +130,35 @@ def inspect(path: pathlib.Path) -> Step | Broken:
         )
     if why := _wrong_size(path, record["files"]):
         return Broken(path=path, why=why, has_record=True)
+    record["metrics"] |= _later_metrics(path, record["serial"])
     return Step(number=int(match[1]), path=path, record=record)
+
+
+def add_metrics(step: Step, metrics: dict[str, Any]) -> bool:
+    """Adds metrics to a complete checkpoint, as if they had been saved with it.
+
+    They count for the best checkpoint from then on, in any process. False where it has
+    been deleted, or another was saved under its number.
+    """
+    now = inspect(step.path) if step.path.is_dir() else None
+    if not isinstance(now, Step) or now.serial != step.serial:
+        return False
+    later = _later_metrics(step.path, step.serial) | plain_metrics(metrics)
+    part = step.path / f"{LATER}.tmp"
+    try:
+        part.write_text(json.dumps({"serial": step.serial, "metrics": later}))
+        os.replace(part, step.path / LATER)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _later_metrics(path: pathlib.Path, serial: int) -> dict[str, Any]:
+    try:
+        found = json.loads((path / LATER).read_text(encoding="utf-8"))
+        return found["metrics"] if found["serial"] == serial else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def _wrong_size(path: pathlib.Path, sizes: dict[str, int]) -> str | None:
@@ -184,11 +216,13 @@ def _remove(folder: pathlib.Path, keep_until=lambda: None) -> None:
 
 
 def prune(root: pathlib.Path, keep: Keep) -> None:
-    """Deletes all complete steps but those to keep."""
+    """Deletes all complete steps but those to keep, and those that somebody holds."""
+    held = holds.lowest(root)
     steps, _ = scan(root)
     best = keep.best(steps)
     for step in [] if keep.newest is None else steps[keep.newest :]:
-        if step is not best and not step.record.get("milestone"):
+        is_kept = step is best or step.record.get("milestone") or step.serial >= held
+        if not is_kept:
             _remove(step.path)
 
 

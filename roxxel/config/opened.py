@@ -128,6 +128,20 @@ def open_run(
     )
 
 
+def reopen(run: Opened, step: int) -> None:
+    """Puts the parameters of the checkpoint of `step` into the model of `run`.
+
+    Raises:
+      ConfigError: it is not there any more.
+    """
+    from roxxel.train import ema
+
+    path = run.workdir / CHECKPOINTS
+    with _checkpointer(run.found, path, run.model) as checkpointer:
+        run.step = _restore(checkpointer, step)
+        ema.restore(checkpointer.path, run.step, run.model)
+
+
 def part(found: resolve.Experiment, name: str) -> Any:
     """A field of an experiment's trainer, built by itself, or its default.
 
@@ -153,8 +167,12 @@ def part(found: resolve.Experiment, name: str) -> Any:
 
 
 def _checkpointer(found: resolve.Experiment, path: Path, model: Any) -> Any:
+    from roxxel.train import evaluator
+
     make = part(found, "checkpointer")
-    return make(checkpoint_path=path, model=model, read_only=True)
+    rank = evaluator.declared(part(found, "best"), part(found, "early_stopping"))
+    options = {"best_metric": rank.metric, "best_mode": rank.mode} if rank else {}
+    return make(checkpoint_path=path, model=model, read_only=True, **options)
 
 
 def _choose(checkpointer: Any, wanted: str | int, path: Path) -> int | None:

@@ -12,10 +12,11 @@ MODES = {
     "check": "sizes, memory, data and plan, without a device",
     "import_config": "an experiment from another program's settings",
     "replay": "run --run again in a new folder and compare",
+    "eval": "evaluation of a checkpoint of a run, or of each, --follow",
     "export": "the model of a run as a Hugging Face folder, --output",
 }
 # Those that `--run=DIR` gives the experiment of.
-MODES_OF_A_RUN = ("replay", "export")
+MODES_OF_A_RUN = ("replay", "eval", "export")
 MODES_THAT_RUN = ("train", "replay")
 PLAIN_FIELDS = ("stop_after",)  # flags that set the field of their name
 DIRECTIVE_PREFIXES = {"fdl.": "set", "fdl_tag.": "tag"}
@@ -73,8 +74,9 @@ OPTIONS: dict[str, Option] = {
     "output": Option(
         kind="text",
         value="FILE",
-        help="a drawing (.svg, .html, .dot, .txt), an experiment, or a new folder",
-        modes=("graph", "import_config", "export"),
+        help="a drawing (.svg, .html, .dot, .txt), an experiment, results as JSON "
+        "lines, or a new folder",
+        modes=("graph", "import_config", "eval", "export"),
     ),
     "from": Option(
         kind="text",
@@ -86,7 +88,24 @@ OPTIONS: dict[str, Option] = {
         kind="text",
         value="STEP",
         help="best, latest (default) or completed steps",
-        modes=("export",),
+        modes=("eval", "export"),
+    ),
+    "sets": Option(
+        kind="text",
+        value="A,B",
+        help="evaluations of the experiment, or tasks (in_context: all of them)",
+        modes=("eval",),
+    ),
+    "follow": Option(
+        kind="switch",
+        help="each new checkpoint until the run has ended",
+        modes=("eval",),
+    ),
+    "patience": Option(
+        kind="text",
+        value="SECONDS",
+        help="how long --follow waits while nobody trains (600)",
+        modes=("eval",),
     ),
     "dtype": Option(
         kind="text",

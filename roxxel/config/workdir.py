@@ -22,6 +22,7 @@ _STARTED = (
     ".lock",
     ".goodput.json",
     "goodput.jsonl",
+    "ended.json",
 )
 
 

@@ -30,10 +30,11 @@ class Ranking:
         return value < than - by if self.mode == "min" else value > than + by
 
 
-def parse(text: str, *, field: str, known: Sequence[str]) -> Ranking:
+def parse(text: str, *, field: str, known: Sequence[str] | None) -> Ranking:
     """`eval_loss`, or `max:eval_accuracy` with the direction in front.
 
-    Without one, accuracies are better when higher and all else when lower.
+    Of `known` names it must be one. Without a direction, accuracies are better when
+    higher and all else when lower.
 
     Raises:
       ConfigError: the direction is another, or no evaluation tells the metric.
@@ -45,7 +46,7 @@ def parse(text: str, *, field: str, known: Sequence[str]) -> Ranking:
         raise ConfigError(
             f"trainer: {field}={text!r}: expected a metric, or min: or max: before it."
         )
-    if metric not in known:
+    if known is not None and metric not in known:
         close = difflib.get_close_matches(metric, known, n=1)
         hint = f" Did you mean {close[0]}?" if close else ""
         there = ", ".join(known) or "none, for there is no evaluation"

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from roxxel.errors import ConfigError
 from roxxel.train import best
-from roxxel.train.early_stopping import Stopper
+from roxxel.train.early_stopping import EarlyStopping, Stopper
 from roxxel.train.evaluation import Evaluation, evaluate, make_eval_step
 from roxxel.train.step import LossFn
 
@@ -31,13 +31,28 @@ def ranking(spec: "Trainer") -> best.Ranking | None:
     Raises:
       ConfigError: no evaluation tells the metric.
     """
-    known = known_metrics(spec.evaluations) if spec.best or spec.early_stopping else []
-    if spec.best is not None:
-        return best.parse(spec.best, field="best", known=known)
-    if spec.early_stopping is None:
+    if spec.best is None and spec.early_stopping is None:
         return None
-    metric = spec.early_stopping.metric
-    return best.parse(metric, field="early_stopping.metric", known=known)
+    known = known_metrics(spec.evaluations)
+    return declared(spec.best, spec.early_stopping, known)
+
+
+def declared(
+    best_metric: str | None,
+    early_stopping: EarlyStopping | None,
+    known: Sequence[str] | None = None,
+) -> best.Ranking | None:
+    """The ranking that the two fields of a trainer say.
+
+    Raises:
+      ConfigError: the metric is none of those `known`; None knows all.
+    """
+    if best_metric is not None:
+        return best.parse(best_metric, field="best", known=known)
+    if early_stopping is None:
+        return None
+    field = "early_stopping.metric"
+    return best.parse(early_stopping.metric, field=field, known=known)
 
 
 def stopper(spec: "Trainer") -> Stopper | None:

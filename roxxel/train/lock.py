@@ -4,11 +4,16 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import time
 from collections.abc import Generator
+from typing import TextIO
 
 from roxxel.errors import ConfigError
 
 FILE_NAME = ".lock"
+
+# Who only looks whether a run goes on holds the lock for a moment.
+_ATTEMPTS, _PAUSE_SECS = 10, 0.05
 
 
 @contextlib.contextmanager
@@ -22,7 +27,7 @@ def hold(workdir: pathlib.Path) -> Generator[None]:
     """
     with open(workdir / FILE_NAME, "a+", encoding="utf-8") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(file)
         except BlockingIOError as err:
             file.seek(0)
             raise ConfigError(
@@ -35,3 +40,13 @@ def hold(workdir: pathlib.Path) -> Generator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def _take(file: TextIO) -> None:
+    for attempt in range(_ATTEMPTS):
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if attempt + 1 == _ATTEMPTS:
+                raise
+            time.sleep(_PAUSE_SECS)

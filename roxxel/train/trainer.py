@@ -28,6 +28,7 @@ from roxxel.train import (
     initial,
     inputs,
     lock,
+    outcome,
     program_cache,
 )
 from roxxel.train.divergence import Divergence
@@ -242,4 +243,4 @@ class Trainer:
                 run = Run(self, workdir, logger, stop, stack, info, board)
                 watch.follow(run.clock, run.beat)
                 with accounts.closing(run):
-                    return run.run()
+                    return outcome.recorded(workdir, run.run, lambda: run.done)
