@@ -37,7 +37,11 @@ SMALL = (
 MIXTURE = "experiments.mixture_curriculum(steps={steps}, tokens_per_step=1024)"
 _OF_MIXTURE = ("--fdl.model.d_model=32", "--fdl.model.n_layers=1")
 _OF_MIXTURE += ("--fdl.model.head_dim=32", "--fdl.model.state_dim=32")
-_OF_MIXTURE += ("--fdl.evaluation.seq_len=128",)
+_OF_MIXTURE += ("--fdl.stream.phases[0].seq_len=16", "--fdl.evaluation.seq_len=32")
+_OF_MIXTURE += (
+    "--fdl.stream.phases[1].seq_len=32",
+    "--fdl.stream.phases[2].seq_len=64",
+)
 # Evaluations and saves often enough for kills to hit them.
 _OFTEN = ("--fdl.save_every=5", "--fdl.evaluation.every=15")
 _OFTEN += ("--fdl.evaluation.max_batches=4", "--fdl.evaluation.batch_size=8")
