@@ -114,6 +114,9 @@ def _job(given, words, jobs: int, pods: int, place: dict[str, Any]) -> dict[str,
         "template": {
             "spec": {
                 "restartPolicy": "Never",
+                # Else the run were process 1, to which a SIGTERM before it listens is
+                # none at all.
+                "shareProcessNamespace": True,
                 "terminationGracePeriodSeconds": given.grace_secs,
                 **({"nodeSelector": place["nodes"]} if place["nodes"] else {}),
                 "containers": [_container(given, words, jobs, pods, place)],

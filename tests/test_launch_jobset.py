@@ -141,7 +141,7 @@ def test_all_pods_of_all_slices_are_one_run(capsys, place):
     ],
 )
 def test_exit_codes_decide(capsys, place, codes, ends):
-    words = (*BASE, "--nodes=2", "--restarts=3", "--grace_secs=5")
+    words = (*BASE, "--restarts=3", "--grace_secs=5")
     flag = f"--do=codes:{codes}"
     interpreter, end = interpreted(capsys, place, *words, flags=[flag])
     assert (end, interpreter.restarts) == ends
