@@ -3,7 +3,14 @@
 What: the shape of `ssm_small`, or of `transformer_small` (`model="transformer"`), on a
   task of `roxxel.tasks`: induction, copying, selective_copying or associative_recall.
 Hardware: two CPU cores, two minutes, 1 GB of memory.
-Expected: SCORES
+Expected: after 250 steps with length=32 and vocab_size=32 (one core, a minute each):
+
+  | accuracy of answers | chance | ssm  | transformer |
+  |---------------------|--------|------|-------------|
+  | induction           | 0.03   | 0.08 | 0.99        |
+  | copying             | 0.03   | 0.06 | 1.00        |
+  | associative_recall  | 0.06   | 0.36 | 0.48        |
+
 Command: python -m roxxel.main --fdl_config='in_context(task="copying")'
 """
 

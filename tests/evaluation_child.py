@@ -12,7 +12,7 @@ def main():
     import jax
 
     jax.config.update("jax_num_cpu_devices", 2)
-    found = numbers(held_out(sys.argv[1]), "mamba2", 7)
+    found = numbers(held_out(sys.argv[1]), sys.argv[2], 7)
     if jax.process_index() == 0:
         sys.stdout.write(json.dumps(found))
 

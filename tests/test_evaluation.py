@@ -47,27 +47,32 @@ def assert_close(found, expected):
         assert found[name] == pytest.approx(value, rel=1e-6), name
 
 
-def test_the_numbers_do_not_depend_on_batches_or_devices(heldout):
+SLOW = pytest.param("mamba2", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", ["bigram", SLOW])
+def test_the_numbers_do_not_depend_on_batches_or_devices(heldout, name):
     """On a mesh of eight devices none of these batch sizes but 32 divides."""
     evaluation = Evaluation(dataset=heldout, seq_len=24, batch_size=1)
-    model = MODELS["mamba2"](rngs=nnx.Rngs(0))
+    model = MODELS[name](rngs=nnx.Rngs(0))
     step = make_eval_step(model, next_token_loss)
     alone = evaluate(evaluation, step, jax.tree.leaves(nnx.state(model)))
     for batch_size in (7, 32):
-        assert_close(numbers(heldout, "mamba2", batch_size), alone)
+        assert_close(numbers(heldout, name, batch_size), alone)
 
 
-def test_two_processes_find_the_same_numbers(heldout, tmp_path):
+@pytest.mark.parametrize("name", ["bigram", SLOW])
+def test_two_processes_find_the_same_numbers(heldout, name):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    env |= {"ROXXEL_COORDINATOR": f"127.0.0.1:{port}", "ROXXEL_NUM_PROCESSES": "2"}
+    args = [ROOT / "tests/evaluation_child.py", heldout.shards[0], name]
     children = [
         subprocess.Popen(
-            [sys.executable, ROOT / "tests/evaluation_child.py", heldout.shards[0]],
-            env=env
-            | {"ROXXEL_COORDINATOR": f"127.0.0.1:{port}"}
-            | {"ROXXEL_NUM_PROCESSES": "2", "ROXXEL_PROCESS_ID": str(index)},
+            [sys.executable, *args],
+            env=env | {"ROXXEL_PROCESS_ID": str(index)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -77,7 +82,7 @@ def test_two_processes_find_the_same_numbers(heldout, tmp_path):
     outs = [child.communicate(timeout=240) for child in children]
     assert [child.returncode for child in children] == [0, 0], outs
     found = json.loads(outs[0][0].splitlines()[-1])  # gloo writes before
-    assert_close(found, numbers(heldout, "mamba2", 7))
+    assert_close(found, numbers(heldout, name, 7))
 
 
 def test_accuracy_and_bits_by_hand(heldout, tmp_path):
@@ -112,8 +117,23 @@ def test_bits_per_byte_of_tokens_where_the_data_tell_their_length(tmp_path):
     assert_close(evaluate(given, step, leaves), found)
 
 
+class Headed(Bigram):
+    """A head beside the embedding, as language models have it."""
+
+    vocab_size, compute_dtype = 16, jnp.float32
+
+    def hidden(self, tokens):
+        return self.table(tokens), None
+
+    def logits(self, hidden):
+        return hidden @ self.table.embedding[...]
+
+    def __call__(self, tokens, **_):
+        return self.logits(self.hidden(tokens)[0]), None
+
+
 def test_scores_of_large_vocabularies_are_those_of_whole_logits(monkeypatch):
-    model = MODELS["mamba2"](rngs=nnx.Rngs(0))
+    model = Headed(rngs=nnx.Rngs(0))
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 16, (3, 31)), jnp.int32)
     mask = jnp.ones(tokens.shape).at[1, 20:].set(0.0)
     whole = jit(lambda *given: next_token_scores(*given))(model, tokens, mask)
@@ -122,6 +142,7 @@ def test_scores_of_large_vocabularies_are_those_of_whole_logits(monkeypatch):
     pieces = jit(lambda *given: next_token_scores(*given))(model, tokens, mask)
     np.testing.assert_allclose(whole, pieces, rtol=1e-6)
     np.testing.assert_allclose(whole[:2], loss, rtol=1e-6)
+    assert 0 < whole[2] < whole[1] == 79
 
 
 def test_a_loss_of_ones_own_is_what_is_told(heldout):

@@ -77,7 +77,8 @@ class Run:
         """`finished`, `running`, `crashed` or `stopped` (to be continued)."""
         if _is_locked(self.path / ".lock"):
             return "running"
-        if self.summary and self.summary.get("steps") == self.total_steps:
+        at_end = self.summary.get("steps") == self.total_steps
+        if self.summary and (at_end or "stopped_early" in self.summary):
             return "finished"
         return "crashed" if "Traceback (most recent" in self._log else "stopped"
 
