@@ -11,7 +11,6 @@ import sys
 
 import fiddle as fdl
 
-from configs.profiling import ProfiledTrainer
 from roxxel.config import arguments, resolve, suggest
 from roxxel.errors import EXIT_CONFIG, EXIT_OK, ConfigError
 from roxxel.train.trainer import Trainer
@@ -42,13 +41,13 @@ def main() -> int:
 def check_metric(config: fdl.Buildable, metric: str | None) -> None:
     """Check the name of a metric, as far as it is known what a run tells.
 
-    That is so for `Trainer` and what only adds to it; other runs tell what they like.
+    That is so for `Trainer`; other runs tell what they like.
 
     Raises:
       ConfigError: the run does not tell it.
     """
     target = fdl.get_callable(config)
-    if metric is None or target not in (Trainer, ProfiledTrainer):
+    if metric is None or target is not Trainer:
         return
     known = list(_METRICS)
     evaluation = config.__arguments__.get("evaluation")

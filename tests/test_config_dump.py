@@ -239,7 +239,6 @@ def test_config_file_imports_only_what_is_allowed(
         *[("jax.sharding", "PartitionSpec"), ("collections", "OrderedDict")],
         *[("configs.synthetic", "tokens"), ("configs.data", "python_encodings")],
         *[
-            ("configs.profiling", "ProfiledTrainer"),
             ("experiments.ssm_tiny", "ssm_tiny"),
         ],
     ],

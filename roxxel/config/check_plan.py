@@ -101,15 +101,19 @@ def _length(values: abstract.Values, stream: Any, total: Any, rows: int) -> str:
 
 
 def _cadences(trainer: Any) -> list[str]:
-    """How often a trainer that could be made saves and evaluates."""
+    """When a trainer that could be made saves, evaluates and is traced."""
     if not hasattr(trainer, "save_every"):
         return []
     from roxxel.train import plan as plan_lib
+    from roxxel.train import profile
 
     sets = trainer.evaluations
     names = {name: f"the held-out set {name}" for name in sets}
     lines = plan_lib.make_plan(trainer).cadence_lines(names)
     lines += [f"Evaluation by --follow on {n}" for n in sets if sets[n].by_follower]
+    traced = profile.parse(trainer.profile)
+    if traced:
+        lines.append(f"Traces the steps {traced[0] + 1:,} to {traced[1]:,}")
     return [f"  {line[0].lower()}{line[1:]}" for line in lines]
 
 

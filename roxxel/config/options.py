@@ -18,7 +18,7 @@ MODES = {
 # Those that `--run=DIR` gives the experiment of.
 MODES_OF_A_RUN = ("replay", "eval", "export")
 MODES_THAT_RUN = ("train", "replay")
-PLAIN_FIELDS = ("stop_after",)  # flags that set the field of their name
+PLAIN_FIELDS = ("stop_after", "profile")  # flags that set the field of their name
 DIRECTIVE_PREFIXES = {"fdl.": "set", "fdl_tag.": "tag"}
 
 
@@ -57,6 +57,11 @@ OPTIONS: dict[str, Option] = {
     "print_config": Option(kind="switch", help="the resolved configuration, then exit"),
     "stop_after": Option(
         kind="set", value="STEPS", help="stop early; the schedule stays as it is"
+    ),
+    "profile": Option(
+        kind="set",
+        value="START:STOP",
+        help="trace the steps behind START up to STOP: 10:20",
     ),
     "mode": Option(kind="text", value="MODE", help=", ".join(MODES)),
     "path": Option(

@@ -88,6 +88,8 @@ def _stop_where_the_run_did(
     finished = _summary(origin).get("steps") == last_step
     if not finished and "stop_after" in fields.names(found.config):
         found.config.stop_after = last_step
+    if "profile" in fields.names(found.config):
+        found.config.profile = None  # its steps may come later
 
 
 def _summary(origin: Path) -> dict[str, Any]:

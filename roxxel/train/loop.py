@@ -26,6 +26,7 @@ from roxxel.train.accounts import Accounts
 from roxxel.train.evaluator import Evaluator
 from roxxel.train.feeds import InputEnded
 from roxxel.train.plan import make_plan
+from roxxel.train.profile import Profiler
 from roxxel.train.programs import StepPrograms
 from roxxel.train.refusals import Refusals, Rewind
 from roxxel.train.start import begin, position
@@ -97,6 +98,7 @@ class Run:
             compiling=functools.partial(self._long, "compile", "compiling"),
         )
         self.refusals = Refusals(self)
+        self.profiler = Profiler(self, start)
         try:
             self._make_up_evaluation(self.begun_position or {})
             self._loop_with_rewinds(start)
@@ -104,6 +106,8 @@ class Run:
                 return self._finish()
         except StopNow:
             pass
+        finally:
+            self.profiler.close()
         return self._stopped()
 
     def beat(self) -> None:
@@ -157,19 +161,21 @@ class Run:
             self._progress(start) as progress,
         ):
             while not self._is_over(self.done):
+                self.profiler.before(self.done)
                 batch = self._next(batches, unseen, progress)
                 if batch is None:
                     break
                 program = self.programs.of(batch, self.refusals.left_out(self.done))
                 if self.stop.reached():
                     break
-                with self.clock.phase("step"):
+                with self.clock.phase("step"), self.profiler.step(self.done):
                     self.leaves, metrics = program(self.leaves, batch)
                     self.programs.prepare_after(self.done)
                     self.done += 1
                     unseen.append((self.done, metrics))
                     if len(unseen) > MAX_STEPS_AHEAD:
                         self._see(*unseen.popleft(), progress)
+                self.profiler.after(self.done, program)
                 if self._evaluation_due() or self._save_due():
                     self._see_all(unseen, progress)
                     self._evaluate_and_save()

@@ -31,6 +31,7 @@ from roxxel.train import (
     outcome,
     program_cache,
 )
+from roxxel.train import profile as profile_lib
 from roxxel.train.divergence import Divergence
 from roxxel.train.early_stopping import EarlyStopping
 from roxxel.train.evaluation import Evaluation, sets_of
@@ -104,6 +105,8 @@ class Trainer:
       compilation_cache: folder of compiled programs for later starts, relative to the
         one that holds the work directory; None: none. JAX_COMPILATION_CACHE_DIR wins.
       deadlines: when a phase of the run counts as hung, see `Deadlines`; None: never.
+      profile: `"10:20"` traces the steps 11 to 20 into `profile/` of the work directory
+        and tells where their time went, see `roxxel.train.profile`; None: no trace.
     """
 
     model: Callable[..., nnx.Module]
@@ -137,6 +140,7 @@ class Trainer:
     workdir: str | os.PathLike | None = None
     compilation_cache: str | os.PathLike | None = ".jax_cache"
     deadlines: Deadlines | None = dataclasses.field(default_factory=Deadlines)
+    profile: str | None = None
 
     def __post_init__(self):
         for name in ("total_steps", "stop_after"):
@@ -164,6 +168,7 @@ class Trainer:
         accumulate.check_count(self.accumulate)
         accumulate.check_divides(self.stream.spans(), self.accumulate, None)
         initial.check_options(self)
+        profile_lib.check(self)
 
     def create(self) -> tuple[nnx.Module, nnx.Optimizer]:
         """A new model and its optimizer, wherever the caller has them made."""
