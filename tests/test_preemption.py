@@ -100,6 +100,17 @@ def test_a_wait_is_ended_only_where_the_run_stops():
         pass
 
 
+def test_a_signal_that_the_main_thread_sees_late_is_still_one_signal():
+    """It was in a call that takes long, while the watching thread saw the signal."""
+    with StopRequest() as stop:
+        os.write(stop._wakeup[1], bytes([signal.SIGTERM]))  # as C's handler does
+        stop.poll()
+        assert stop.reason == "SIGTERM"
+        stop.asked_at -= 60  # long ago
+        stop._handle(signal.SIGTERM, None)
+        assert stop.insisted is None
+
+
 def test_the_same_signal_twice_at_once_is_one_stop_and_later_ends_the_run():
     """Launchers and terminals may deliver one stop twice."""
     code = (

@@ -177,11 +177,13 @@ class StopRequest:
     # -- on the main thread --------------------------------------------------------
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number in _SIGNALS and self._is_another():
+        # Signals are counted by what they wrote to the pipe: a busy main thread comes
+        # here long after the watching thread has seen the very same one.
+        self._read_wakeup()
+        if self.insisted is not None:
             self._restore()
+            signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        elif number in _SIGNALS:
-            self.ask(signal.Signals(number).name)
         self._raise_if_over()
 
     def _is_another(self) -> bool:
