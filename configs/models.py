@@ -135,6 +135,6 @@ def _model(
     cls: Any, vocab_size: int, shape: dict[str, Any], given: dict[str, Any]
 ) -> fdl.Partial:
     values = shape | {name: value for name, value in given.items() if value is not None}
-    config = fdl.Partial(cls, vocab_size=vocab_size, **values)
+    config = fdl.Partial(cls, vocab_size=vocab_size, pad_vocab_to=128, **values)
     fdl.add_tag(config, "compute_dtype", tags.ComputeDtype)
     return config

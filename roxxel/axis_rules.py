@@ -57,10 +57,10 @@ class AxisRules:
     largest: Axes = "fsdp"
 
     def axes(self, name: str | None, sizes: Mapping[str, int]) -> tuple[str, ...]:
-        """The axes of `sizes` longer than 1 that cut the dimension `name`."""
+        """The axes longer than 1 that cut the dimension `name`, as a mesh has them."""
         value = getattr(self, name) if name else None
         chosen = (value,) if isinstance(value, str) else value or ()
-        return tuple(axis for axis in chosen if sizes.get(axis, 1) > 1)
+        return tuple(axis for axis in sizes if axis in chosen and sizes[axis] > 1)
 
     def parts(self, name: str, sizes: Mapping[str, int]) -> int:
         """Into how many parts a mesh of these sizes cuts the dimension `name`."""

@@ -109,7 +109,7 @@ def _hybrid(devices, whole, outer):
     inner = [size // over for size, over in zip(whole, outer, strict=True)]
     found = {getattr(device, "slice_index", None) for device in devices}
     wanted = math.prod(outer)
-    if found == {None} or (len(found) == 1 and devices[0].platform == "cpu"):
+    if found == {None} or devices[0].platform == "cpu":
         grid = np.asarray(devices).reshape(*outer, *inner)
         pairs = [place for at in range(len(whole)) for place in (at, at + len(whole))]
         return grid.transpose(pairs).reshape(whole)
@@ -192,15 +192,20 @@ def create_on(
     Raises:
       ConfigError: a size of the model does not divide over the mesh.
     """
-    graphdef, state = nnx.split(abstract_on(mesh, create, rules))
-    placed_at = (
-        None if mesh is None else jax.tree.map(lambda leaf: leaf.sharding, state)
-    )
-    init = jax.jit(
-        lambda: nnx.state(_with_placement(mesh, create, rules)),
-        out_shardings=placed_at,
-    )
-    return nnx.merge(graphdef, init())
+    graphdef = nnx.graphdef(abstract_on(mesh, create, rules))
+    return nnx.merge(graphdef, creation(mesh, create, rules)())
+
+
+def creation(
+    mesh: Mesh | None,
+    create: Callable[[], tuple],
+    rules: AxisRules = DEFAULT_RULES,
+) -> jax.stages.Wrapped:
+    """The jitted function without arguments by which `create_on` makes the state."""
+    state = nnx.state(abstract_on(mesh, create, rules))
+    where = None if mesh is None else jax.tree.map(lambda leaf: leaf.sharding, state)
+    make = lambda: nnx.state(_with_placement(mesh, create, rules))  # noqa: E731
+    return jax.jit(make, out_shardings=where)
 
 
 def abstract_on(

@@ -82,6 +82,26 @@ def test_check_uses_no_device_builds_nothing_and_takes_little_memory(run_python)
     assert "--memory allows 1.00 GiB" in done.stderr
 
 
+def test_what_a_mesh_cannot_cut_is_told_without_a_device(capsys):
+    flags = [
+        "--fdl.model=roxxel.models.transformer.TransformerLM("
+        "vocab_size=250, d_model=48, n_layers=1, n_heads=6, n_kv_heads=3)",
+        "--fdl.mesh_axes=tensor=4,context=3,data=2",
+        "--fdl.dcn_axes=data=2",
+        "--devices=48",
+    ]
+    code, out, _ = checked(capsys, *flags)
+    assert code == 2
+    for words in (
+        "mesh tensor=4, context=3, data=4 (48 device(s))",
+        "model: n_heads = 6 does not divide by 4 (tensor).",
+        "model: n_kv_heads = 3 does not divide by 4 (tensor), nor the other way round.",
+        "vocab_size, padded to pad_vocab_to, = 250 does not divide by 4 (tensor).",
+        "stream: seq_len 8 does not divide by 3 (context); nearest that do: 6 or 9.",
+    ):
+        assert words in out, out
+
+
 def test_report_before_and_after_the_data_are_built(capsys):
     code, out, err = checked(capsys)
     assert (code, err) == (0, "")

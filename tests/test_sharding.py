@@ -1,6 +1,8 @@
 """Meshes, what lies where on them, and equal numbers on all of them."""
 
+import collections
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,7 @@ from roxxel.checkpoint import Checkpointer
 from roxxel.errors import ConfigError
 from roxxel.models.hybrid import HybridLM
 from roxxel.models.losses import next_token_loss
+from roxxel.models.transformer import TransformerLM
 from roxxel.train.step import make_train_step
 
 
@@ -110,7 +113,7 @@ def one_step(axes):
     return before, after, float(metrics["loss"])
 
 
-MESHES = [(("data", 2),), (("fsdp", 4),), (("data", 2), ("fsdp", 4))]
+MESHES = [(("data", 2), ("fsdp", 4))]
 
 
 @pytest.mark.parametrize("axes", MESHES, ids=str)
@@ -128,7 +131,7 @@ def largest_piece(array):
     return max(shard.data.size for shard in array.addressable_shards)
 
 
-@pytest.mark.parametrize("axes", MESHES[1:], ids=str)
+@pytest.mark.parametrize("axes", MESHES, ids=str)
 def test_a_device_holds_its_part_of_the_state_alone(axes):
     before, after, _ = one_step(axes)
     for leaves in (before, after):
@@ -177,3 +180,132 @@ def test_abstract_modules_lie_where_the_created_ones_do():
         assert isinstance(shape, jax.ShapeDtypeStruct)
         assert (array.shape, array.dtype) == (shape.shape, shape.dtype)
         assert array.sharding.is_equivalent_to(shape.sharding, array.ndim)
+
+
+@pytest.mark.parametrize(
+    ("axes", "outer", "sizes"),
+    [
+        ({"data": -1, "fsdp": 2}, {"data": 2}, {"data": 4, "fsdp": 2}),
+        ({"fsdp": -1}, {"data": 2}, {"data": 2, "fsdp": 4}),  # over slices alone
+        ({"data": 2, "fsdp": 2}, {"fsdp": 2}, {"data": 2, "fsdp": 4}),
+        ({"data": -1}, None, {"data": 8}),
+    ],
+)
+def test_sizes_within_and_over_slices(axes, outer, sizes):
+    assert sharding.axis_sizes(axes, 8, outer) == sizes
+
+
+def test_a_slice_lies_together_on_every_axis():
+    devices = jax.devices()
+    mesh = sharding.make_mesh({"data": 2, "fsdp": 2}, devices, {"data": 2})
+    # Rows of the mesh 0 and 1 are the first slice, the first four devices.
+    assert [[d.id for d in row] for row in mesh.devices] == [
+        [0, 1],
+        [2, 3],
+        [4, 5],
+        [6, 7],
+    ]
+    mesh = sharding.make_mesh({"data": 2, "fsdp": 2}, devices, {"fsdp": 2})
+    assert [[d.id for d in row] for row in mesh.devices] == [[0, 1, 4, 5], [2, 3, 6, 7]]
+
+
+@pytest.mark.parametrize(
+    ("axes", "outer", "words"),
+    [
+        ({"data": -1}, {"data": 3}, r"dcn_axes {'data': 3} do not fit 8 devices"),
+        ({"data": -1}, {"data": -1}, r"dcn_axes {'data': -1} do not fit 8 devices"),
+        ({"data": 8}, {"data": 2}, r"do not fit 4 devices of each of 2 slices"),
+    ],
+)
+def test_slices_that_do_not_fit_are_refused(axes, outer, words):
+    with pytest.raises(ConfigError, match=words):
+        sharding.make_mesh(axes, dcn_axes=outer)
+
+
+@pytest.mark.parametrize(
+    ("shape", "names", "spec"),
+    [
+        ((64, 256), ("embed", "mlp"), P("fsdp", "tensor")),
+        ((256, 64), ("mlp", "embed"), P("tensor", "fsdp")),
+        ((256, 63), ("vocab", "embed"), P(("tensor", "fsdp"))),  # cut once more
+        ((64, 255), ("embed", "mlp"), P("fsdp")),  # odd
+        ((64, 256), None, P(None, "fsdp")),  # a module that names nothing
+        ((4096,), ("embed", "mlp"), P("fsdp")),  # a factored moment
+        ((16, 16), ("embed", "mlp"), P()),  # small
+    ],
+)
+def test_a_parameter_is_cut_by_its_names_and_then_the_largest(shape, names, spec):
+    sizes = {"fsdp": 4, "tensor": 2}
+    assert sharding.parameter_sharding(sizes, shape, names) == spec
+
+
+def test_rules_say_which_axis_cuts_what():
+    rules = sharding.AxisRules(mlp=None, largest=("fsdp", "tensor"), batch="fsdp")
+    sizes = {"data": 2, "fsdp": 2, "tensor": 2}
+    spec = sharding.parameter_sharding(sizes, (64, 256), ("embed", "mlp"), rules)
+    assert spec == P(None, ("fsdp", "tensor"))
+    assert sharding.batch_axes(sizes, rules) == ("fsdp",)
+    assert sharding.batch_axes({"tensor": 8}) == ()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"tensor": 8}, r"n_heads = 4 does not divide by 8 \(tensor\)"),
+        ({"tensor": 3}, r"vocab_size, padded to pad_vocab_to, = 128 .* 3 \(tensor\)"),
+        ({"tensor": 8}, r"heads of a Mamba-2 block = 4 does not divide by 8"),
+    ],
+)
+def test_sizes_of_a_model_that_do_not_divide_are_named(sizes, words):
+    model = nnx.eval_shape(lambda: create()[0])
+    problems = sharding.model_problems(model, sizes)
+    assert any(re.search(words, problem) for problem in problems)
+    assert sharding.model_problems(model, {"tensor": 4, "context": 8}) == []
+    with pytest.raises(ConfigError, match="does not divide by 8"):
+        sharding.abstract_on(sharding.make_mesh({"tensor": 8}), create)
+
+
+def test_lengths_that_do_not_divide_are_named():
+    problem = sharding.length_problem("stream", 513, {"context": 4})
+    assert problem == (
+        "stream: seq_len 513 does not divide by 4 (context); "
+        "nearest that do: 512 or 516."
+    )
+    assert sharding.length_problem("stream", 512, {"context": 4}) is None
+
+
+def test_a_large_model_is_born_in_its_parts():
+    """No program and no array holds more on a device than its share and one layer."""
+    mesh = sharding.make_mesh({"fsdp": 4, "tensor": 2})
+    modules = sharding.abstract_on(mesh, large)
+    leaves = jax.tree.leaves([nnx.state(module) for module in modules])
+    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    layer = sum(
+        leaf.size * 4 for leaf in jax.tree.leaves(nnx.state(modules[0].blocks[0]))
+    )
+    share = sum(np.prod(leaf.sharding.shard_shape(leaf.shape)) * 4 for leaf in leaves)
+    assert share < whole / 7.5  # eight devices, and what is too small to cut
+    program = sharding.creation(mesh, large).lower().compile()
+    memory = program.memory_analysis()
+    assert memory.output_size_in_bytes <= share * 1.01
+    assert memory.temp_size_in_bytes <= layer
+    before = held_by_device()
+    made = jax.block_until_ready(program())
+    assert len(jax.tree.leaves(made)) == len(leaves)
+    for device, size in held_by_device().items():
+        assert size - before.get(device, 0) <= share * 1.01
+
+
+def large():
+    model = TransformerLM(
+        vocab_size=256, d_model=128, n_layers=2, n_heads=2, d_ff=256, rngs=nnx.Rngs(0)
+    )
+    return model, nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)
+
+
+def held_by_device():
+    held = collections.Counter()
+    for array in jax.live_arrays():
+        for shard in array.addressable_shards:
+            held[shard.device] += shard.data.nbytes
+    return held

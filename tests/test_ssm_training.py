@@ -1,5 +1,7 @@
 """The Mamba-2 model in training: documents, bfloat16, long rows, initial values."""
 
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -129,6 +131,43 @@ def test_bfloat16_trains_on_random_tokens_and_keeps_float32_where_it_matters():
     assert logits.dtype == jnp.float32
     assert {layer.ssm.dtype for layer in state.layers} == {jnp.dtype(jnp.float32)}
     assert {layer.conv.dtype for layer in state.layers} == {jnp.dtype(jnp.bfloat16)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_text", [False, True], ids=["random", "text"])
+def test_ssm_tiny_in_bfloat16_stays_finite_for_300_steps(is_text):
+    """The shape of experiments.ssm_tiny at a rate of 3e-3, the last rows long."""
+    model = ssm.Mamba2LM(
+        vocab_size=256,
+        d_model=128,
+        n_layers=2,
+        head_dim=32,
+        state_dim=32,
+        compute_dtype=jnp.bfloat16,
+        rngs=nnx.Rngs(0),
+    )
+    optimizer = nnx.Optimizer(model, optax.adamw(3e-3), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer, tokens):
+        compute = nnx.value_and_grad(lambda m: losses.next_token_loss(m, tokens)[0])
+        loss, grads = compute(model)
+        optimizer.update(model, grads)
+        return loss
+
+    text = np.frombuffer(pathlib.Path(__file__).read_bytes(), np.uint8)
+    rng = np.random.default_rng(0)
+    values = []
+    for shape in [(4, 129)] * 297 + [(1, 4097)] * 3:
+        tokens = rng.integers(0, 256, shape)
+        if is_text:
+            starts = rng.integers(0, len(text) - shape[1], shape[0])
+            tokens = np.stack([text[s : s + shape[1]] for s in starts])
+        values.append(step(model, optimizer, jnp.asarray(tokens, jnp.int32)))
+    assert all_finite(values)
+    assert all_finite(nnx.state(model))
+    if is_text:
+        assert float(values[-1]) < float(values[0]) / 2
 
 
 def test_bfloat16_is_close_to_float32():
