@@ -3,6 +3,10 @@
 import csv
 import functools
 import json
+import os
+import socket
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -16,63 +20,30 @@ from roxxel.checkpoint import Checkpointer
 from roxxel.data.mixture_stream import MixtureStream
 from roxxel.dataset import Roxxel
 from roxxel.errors import ConfigError, DivergedError
-from roxxel.logger import Logger
 from roxxel.models.losses import next_token_loss
 from roxxel.train import divergence, offenders
 from roxxel.train.divergence import Divergence
 from roxxel.train.ledger import Ledger
 from roxxel.train.optimizer import RunOptimizer
 from roxxel.train.step import make_train_step
-from roxxel.train.trainer import Trainer
+from tests.poisoned import (
+    BAD_ROW,
+    BATCH_SIZE,
+    POISON,
+    SEQ_LEN,
+    bad_step,
+    poisoned,
+    trainer,
+    write,
+)
 from tests.tiny import Bigram, compile_once  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("compile_once")
 
-SEQ_LEN, BATCH_SIZE = 8, 8
-POISON = 15  # a row that begins with it is not finite
-
-
-def poisoned(model, tokens, mask=None):
-    """NaN as soon as one row begins with `POISON`, in its loss and in gradients."""
-    mean, weight = next_token_loss(model, tokens, mask)
-    return jnp.where(jnp.any(tokens[:, 0] == POISON), jnp.nan, mean), weight
-
 
 @pytest.fixture
 def dataset(tmp_path):
-    """100 rows in three shards, of which row 41 is poisoned; documents end with 14."""
-    tokens = np.random.default_rng(0).integers(0, 14, 100 * SEQ_LEN + 1)
-    tokens[41 * SEQ_LEN] = POISON
-    tokens[40 * SEQ_LEN - 3] = 14
-    rox = Roxxel(tmp_path / "train_*.rox")
-    rox.write([tokens.astype(np.uint8)], block_size=8, max_shard_bytes=1200)
-    assert len(rox.shards) == 3
-    return rox
-
-
-def bad_step(dataset):
-    """The number of the step whose batch holds row 41."""
-    stream = dataset.stream(SEQ_LEN, BATCH_SIZE, seed=3, overlap=1)
-    for batch in range(12):
-        rows = [origin.row for origin in stream.origins(batch)]
-        if 41 in rows:
-            return batch + 1, rows.index(41)
-    raise AssertionError("row 41 is in no batch")
-
-
-def trainer(dataset, **options):
-    schedule = optim.constant(peak=0.05, total_steps=12)
-    defaults = {
-        "model": Bigram,
-        "optimizer": optim.adamw(schedule=schedule),
-        "schedule": schedule,
-        "stream": dataset.stream(SEQ_LEN, BATCH_SIZE, seed=3, overlap=1),
-        "total_steps": 12,
-        "save_every": 3,
-        "loss": poisoned,
-        "logger": functools.partial(Logger, console=False),
-    }
-    return Trainer(**(defaults | options))
+    return write(tmp_path)
 
 
 def rows_of(workdir):
@@ -104,8 +75,8 @@ def test_skip_leaves_the_update_out_and_tells_the_row(dataset, tmp_path):
     assert [row["position"] for row in entry["rows"]] == [position]
     dump = json.loads((tmp_path / f"run/divergence/step_{step}.json").read_text())
     (row,) = dump["rows"]
-    assert row["row"] == 41
-    assert row["element"] == 41 * SEQ_LEN
+    assert row["row"] == BAD_ROW
+    assert row["element"] == BAD_ROW * SEQ_LEN
     shard = np.fromfile(row["shard"], np.uint8)
     assert shard[row["offset"]] == POISON
     stored = dataset.elements(row["element"], row["element"] + SEQ_LEN + 1)
@@ -195,6 +166,108 @@ def test_a_broken_loss_stops_a_skipping_run_after_some_steps(dataset, tmp_path):
     np.testing.assert_array_equal(
         final_state(tmp_path / "run", 2), Bigram(rngs=nnx.Rngs(0)).table.embedding[...]
     )
+
+
+@pytest.mark.slow
+def test_two_processes_skip_and_rewind_alike(dataset, tmp_path, repo_root):
+    """The bad row lies on one of them only; cut off behind it, they go on the same."""
+    step, position = bad_step(dataset)
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    environment = os.environ | {
+        "PYTHONPATH": str(repo_root),
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "xla"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    child = repo_root / "tests" / "poisoned.py"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, child, tmp_path, str(index), str(port)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    for process in processes:
+        out, err = process.communicate(timeout=200)
+        assert process.returncode == 0, err
+        assert "cut off" in out
+    for name, left_out in (("skip", "all"), ("rewind", [position])):
+        (entry,) = ledger(tmp_path / name)
+        assert (entry["step"], entry["left_out"]) == (step, left_out)
+        assert [row["row"] for row in entry["rows"]] == [BAD_ROW]
+        steps = [int(row["step"]) for row in rows_of(tmp_path / name)]
+        assert steps == list(range(1, 13))
+        rule = Divergence(policy=name)
+        alone = trainer(dataset, divergence=rule)
+        assert alone.run(tmp_path / f"alone_{name}") == 0
+        np.testing.assert_allclose(
+            final_state(tmp_path / name),
+            final_state(tmp_path / f"alone_{name}"),
+            rtol=1e-5,
+            atol=1e-6,
+        )
+
+
+@pytest.mark.parametrize("kind", ["data", "rate"])
+def test_the_newest_checkpoint_is_finite_and_healthy_after_step_57(
+    dataset, tmp_path, kind
+):
+    """A bad batch, or a rate that ruins the weights with numbers that are finite."""
+
+    def schedule(count):
+        return jnp.where((count == 56) & (kind == "rate"), 1e9, 1e-3)
+
+    stream = dataset.stream(SEQ_LEN, 4, seed=3, overlap=1)
+    bad = jnp.asarray(stream.batch(56), jnp.int32)
+
+    def loss(model, tokens, mask=None):
+        mean, weight = next_token_loss(model, tokens, mask)
+        is_bad = (kind == "data") & jnp.all(tokens == bad)
+        return jnp.where(is_bad, jnp.nan, mean), weight
+
+    run = trainer(
+        dataset,
+        stream=stream,
+        mesh_axes={"data": 4, "model": 2},
+        optimizer=optim.adamw(schedule=schedule),
+        schedule=schedule,
+        total_steps=70,
+        save_every=10,
+        checkpointer=functools.partial(Checkpointer, max_to_keep=2),
+        divergence=Divergence(spike=10.0),
+        loss=loss,
+    )
+    words = (
+        r"step 57 \(batch 56\) is " + {"data": "not finite", "rate": "a spike"}[kind]
+    )
+    with pytest.raises(DivergedError, match=words):
+        run.run(tmp_path / "run")
+    with Checkpointer(tmp_path / "run/checkpoints") as checkpointer:
+        assert checkpointer.all_steps() == [50, 56]
+    assert np.abs(final_state(tmp_path / "run", 56)).max() < 10
+
+
+def test_debugging_switches_of_jax_work(dataset, tmp_path):
+    def loss(model, tokens, mask=None):
+        mean, weight = next_token_loss(model, tokens, mask)
+        return mean + 0 * jnp.log(1 - 2 * jnp.any(tokens[:, 0] == POISON)), weight
+
+    healthy = functools.partial(
+        trainer, dataset, loss=next_token_loss, divergence=Divergence(spike=8.0)
+    )
+    with jax.debug_nans(True):
+        assert healthy(total_steps=5).run(tmp_path / "nans") == 0
+        with pytest.raises(FloatingPointError, match=r"nan.* log"):
+            trainer(dataset, loss=loss).run(tmp_path / "poisoned")
+    with jax.disable_jit():
+        assert healthy(total_steps=5).run(tmp_path / "no_jit") == 0
+    ends = [final_state(tmp_path / name, 5) for name in ("nans", "no_jit")]
+    np.testing.assert_allclose(*ends, rtol=1e-4, atol=1e-6)
 
 
 # -- the decision in the step ----------------------------------------------------------

@@ -161,3 +161,111 @@ def test_every_optimizer_lowers_a_quadratic(make):
         updates, state = tx.update(jax.grad(loss)(params), state, params)
         params = optax.apply_updates(params, updates)
     assert loss(params) < 0.9 * before
+
+
+# -- against the papers' formulas on a fixed problem -----------------------------------
+
+
+DECAY, STEPS = 0.1, 4
+RATES = [0.1 / (1 + t) for t in range(STEPS)]
+
+
+def _clipped(grads):
+    """Gradients of a step, cut to a global norm of 1."""
+    norm = np.sqrt(sum(np.sum(g**2) for g in grads.values()))
+    return {name: g / max(1.0, norm) for name, g in grads.items()}
+
+
+def _adamw(p, g, state, rate, t, decay):
+    m, v = state.setdefault("m", 0 * g), state.setdefault("v", 0 * g)
+    state["m"], state["v"] = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g**2
+    mean, square = state["m"] / (1 - 0.9**t), state["v"] / (1 - 0.95**t)
+    return p - rate * (mean / (np.sqrt(square) + 1e-8) + decay * p)
+
+
+def _lion(p, g, state, rate, t, decay):
+    m = state.setdefault("m", 0 * g)
+    state["m"] = 0.99 * m + 0.01 * g
+    return p - rate * (np.sign(0.9 * m + 0.1 * g) + decay * p)
+
+
+def _sgd(p, g, state, rate, t, decay):
+    state["m"] = 0.9 * state.setdefault("m", 0 * g) + g
+    return p - rate * (state["m"] + decay * p)
+
+
+def _adafactor(p, g, state, rate, t, decay):
+    """Algorithms 4 and 5 of arXiv:1804.04235; the decay is not times the rate."""
+    beta, square = 1 - t**-0.8, g**2 + 1e-30
+    if p.ndim == 2:
+        for name, axis in (("rows", 1), ("columns", 0)):
+            old = state.setdefault(name, 0.0)
+            state[name] = beta * old + (1 - beta) * square.mean(axis)
+        rows, columns = state["rows"], state["columns"]
+        v = np.outer(rows, columns) / rows.mean()
+    else:
+        v = state["v"] = beta * state.setdefault("v", 0.0) + (1 - beta) * square
+    update = g / np.sqrt(v)
+    update /= max(1.0, np.sqrt(np.mean(update**2)))
+    scale = max(1e-3, np.sqrt(np.mean(p**2)))
+    return p - rate * scale * update - decay * p
+
+
+@pytest.mark.parametrize(
+    ("make", "formula"),
+    [
+        (optim.adamw, _adamw),
+        (optim.lion, _lion),
+        (optim.sgd, _sgd),
+        (optim.adafactor, _adafactor),
+    ],
+)
+def test_updates_follow_the_papers(make, formula):
+    rng = np.random.default_rng(0)
+    # 128 and more: below, Adafactor does not factor.
+    params = {"w": rng.normal(size=(128, 130)), "norm": rng.normal(size=130)}
+    grads = [
+        {name: rng.normal(size=p.shape) for name, p in params.items()}
+        for _ in range(STEPS)
+    ]
+    tx = make(
+        schedule=lambda count: 0.1 / (1 + count), weight_decay=DECAY, clip_norm=1.0
+    )
+    ours = jax.tree.map(jnp.float32, params)
+    state, states = tx.init(ours), {name: {} for name in params}
+    update = jax.jit(tx.update)
+    for t, rate in enumerate(RATES, 1):
+        updates, state = update(jax.tree.map(jnp.float32, grads[t - 1]), state, ours)
+        ours = optax.apply_updates(ours, updates)
+        for name, g in _clipped(grads[t - 1]).items():
+            decay = DECAY if name == "w" else 0.0
+            params[name] = formula(params[name], g, states[name], rate, t, decay)
+    for name, expected in params.items():
+        np.testing.assert_allclose(ours[name], expected, rtol=2e-4, atol=2e-5)
+
+
+def test_muon_orthogonalises_matrices_and_leaves_the_rest_to_adamw():
+    """K. Jordan et al., 2024: five Newton-Schulz steps of the gradient's direction."""
+    rng = np.random.default_rng(0)
+    shapes = {"w": (6, 4), "embedding": (5, 4), "head": (4, 5), "norm": (4,)}
+    params = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    grads = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    tx = optim.muon(
+        schedule=lambda count: 0.1, adam_scale=2.0, weight_decay=DECAY, clip_norm=1.0
+    )
+    ours = jax.tree.map(jnp.float32, params)
+    given = jax.tree.map(jnp.float32, grads)
+    updates, _ = jax.jit(tx.update)(given, tx.init(ours), ours)
+    cut = _clipped(grads)
+    x = cut["w"].T / np.linalg.norm(cut["w"])
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    expected = -0.1 * (0.2 * np.sqrt(6) * x.T + DECAY * params["w"])
+    np.testing.assert_allclose(updates["w"], expected, rtol=1e-3, atol=1e-5)
+    for name in ("embedding", "head", "norm"):
+        decay = 0.0 if name == "norm" else DECAY
+        new = _adamw(params[name], cut[name], {}, 0.2, 1, decay)
+        np.testing.assert_allclose(
+            updates[name], new - params[name], rtol=1e-3, atol=1e-5
+        )

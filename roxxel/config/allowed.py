@@ -51,6 +51,7 @@ _ROXXEL: dict[str, frozenset[str] | None] = {
     "roxxel.train.early_stopping": frozenset({"EarlyStopping"}),
     "roxxel.train.evaluation": frozenset({"Evaluation"}),
     "roxxel.train.inputs": frozenset({"Input"}),
+    "roxxel.train.precision": frozenset({"Precision"}),
     "roxxel.train.sample": frozenset({"Sample"}),
     "roxxel.train.trainer": frozenset({"Trainer"}),
 }

@@ -39,6 +39,7 @@ def memory(
     problems: list[str],
 ) -> str:
     """Bytes by kind on one device; adds a problem where they exceed `limit`."""
+    import jax
     from flax import nnx
 
     per_device = _per_device(mesh, values.get("axis_rules"))
@@ -50,8 +51,13 @@ def memory(
     state = _optimizer_state(model, values.get("optimizer"), problems)
     if state is not None:
         parts["optimizer state"] = per_device(state)
+    precision = values.get("precision")
+    if precision is not None and precision.has_master:
+        stored = jax.eval_shape(precision.stored, params)
+        parts["parameters"] = per_device(stored)
+        parts["float32 copy"] = per_device(params)
     if values.get("ema_decay") is not None:
-        parts["mean of weights"] = per_device(map(_float32, params))
+        parts["mean of weights"] = per_device(params)  # both are float32
     total = sum(parts.values())
     lines = [f"memory of one device, mesh {_shown_mesh(mesh)}"]
     lines += [f"  {name:<16} {shown(size):>12}" for name, size in parts.items()]
@@ -105,13 +111,6 @@ def _other_state(model: Any) -> Any:
     from flax import nnx
 
     return nnx.state(model, nnx.Not(nnx.Param))
-
-
-def _float32(leaf: Any) -> Any:
-    import jax
-    import numpy as np
-
-    return jax.ShapeDtypeStruct(leaf.shape, np.float32)
 
 
 def _optimizer_state(model: Any, optimizer: Any, problems: list[str]) -> Any:

@@ -64,7 +64,9 @@ def _check_accumulate(
 
     if isinstance(count, int) and count > 1:
         found = accumulate.problems(spans, count, shards)
-        problems += [text for text in found if text not in problems]
+        problems += [
+            text for text in found if not any(text in known for known in problems)
+        ]
 
 
 def _not_divided(where: str, batch_size: int, shards: int) -> str:

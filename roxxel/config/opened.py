@@ -221,6 +221,6 @@ def _restore(checkpointer: Any, step: int | None) -> int:
     from roxxel.checkpoint import CheckpointError
 
     try:
-        return checkpointer.restore(step, model_only=True)
+        return checkpointer.restore(step, model_only=True, cast="widen")
     except CheckpointError as err:
         raise ConfigError(imports.one_line(err)) from err

@@ -48,6 +48,7 @@ def gradients(
     grad_fn = jax.value_and_grad(total_loss, has_aux=True)
     if count == 1:
         (loss, (weight, rest)), grads = grad_fn(params, rest, batch, True)
+        grads = jax.tree.map(lambda leaf: leaf.astype(dtype), grads)
         return loss, weight, grads, nnx.merge_state(params, rest)
 
     def body(carry, rows):
@@ -62,6 +63,53 @@ def gradients(
     share = 1.0 / jnp.where(weight == 0, 1.0, weight)
     grads = jax.tree.map(lambda leaf: leaf * share.astype(leaf.dtype), grads)
     return loss * share, weight, grads, nnx.merge_state(params, rest)
+
+
+def reduced_gradients(
+    mesh: Any,
+    reduction: jax.typing.DTypeLike,
+    loss_fn: Callable,
+    batch: Any,
+    graphdef: Any,
+    state: Any,
+    **options: Any,
+) -> tuple[jax.Array, jax.Array, Any, Any]:
+    """As `gradients`, which each device takes of its own rows; then they are added up.
+
+    Args:
+      mesh: all its axes cut the rows and none the parameters.
+      reduction: the type in which gradients are sent and added up.
+      loss_fn, batch, graphdef, state, options: as of `gradients`.
+    """
+    axes = tuple(mesh.shape)
+    rows, whole = jax.sharding.PartitionSpec(axes), jax.sharding.PartitionSpec()
+
+    def loss_of_own_rows(model: nnx.Module, rows: Any) -> Any:
+        for _, part in nnx.iter_modules(model):
+            if hasattr(part, "placement"):
+                setattr(part, "placement", None)  # noqa: B010, there is no mesh in here
+        return loss_fn(model, rows)
+
+    def of_own_rows(batch: Any, state: Any) -> Any:
+        loss, weight, grads, state = gradients(
+            loss_of_own_rows, batch, graphdef, state, **options
+        )
+        total = jax.lax.psum(weight, axes)
+        share = weight / jnp.where(total == 0, 1.0, total)
+        sent = jax.tree.map(lambda leaf: (leaf * share).astype(reduction), grads)
+        added = jax.tree.map(
+            lambda leaf, like: leaf.astype(like.dtype), jax.lax.psum(sent, axes), grads
+        )
+        return jax.lax.psum(loss * share, axes), total, added, state
+
+    mapped = jax.shard_map(
+        of_own_rows,
+        mesh=mesh,
+        in_specs=(rows, whole),
+        out_specs=whole,
+        check_vma=False,
+    )
+    return mapped(batch, state)
 
 
 def _added(total: jax.Array, value: jax.Array) -> jax.Array:

@@ -34,10 +34,10 @@ class Divergence:
         the update of that whole batch. In each case the rows are written to
         `divergence/step_N.json`; what is left out is kept in `ledger.jsonl` of the
         work directory, to which every later start of the run holds.
-      spike: a step is also refused where its loss or gradient norm lies more than
-        `spike` deviations above the median of the last accepted steps; the deviation
-        is 1.4826 times the median absolute deviation, and at least 1 % of the median.
-        6 to 10 is usual; None: only numbers that are not finite.
+      spike: a step is also refused where its loss, gradient norm or update norm lies
+        more than `spike` deviations above the median of the last accepted steps; the
+        deviation is 1.4826 times the median absolute deviation, and at least 1 % of
+        the median. 6 to 10 is usual; None: only numbers that are not finite.
       window: accepted steps that the median is over.
       warmup: accepted steps before the first spike is seen.
       most_skips: refused steps in a row after which "skip" stops the run.
@@ -76,8 +76,8 @@ class Divergence:
         """What is remembered, before the first step."""
         state = {"refused": jnp.int32(0)}  # steps in a row
         if self.spike is not None:
-            # Losses and gradient norms of accepted steps, the oldest overwritten first.
-            state["recent"] = jnp.zeros((2, self.window), jnp.float32)
+            # Loss, gradient and update norm of accepted steps, over the oldest ones.
+            state["recent"] = jnp.zeros((3, self.window), jnp.float32)
             state["accepted"] = jnp.int32(0)
         return state
 
@@ -114,7 +114,7 @@ def judge(
     """
     # The update too: an optimizer or schedule can fail on finite gradients.
     good = jnp.isfinite(loss + grad_norm + update_norm)
-    seen = jnp.stack([loss, grad_norm]).astype(jnp.float32)
+    seen = jnp.stack([loss, grad_norm, update_norm]).astype(jnp.float32)
     if rule.spike is not None:
         is_spike = _is_spike(guard, seen, spike=rule.spike, warmup=rule.warmup)
         good &= ~(is_spike & counted)

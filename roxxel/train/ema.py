@@ -40,7 +40,7 @@ def check_decay(decay: Any) -> None:
 
 def start(params: Any) -> Any:
     """The mean before the first update: a float32 copy of the weights."""
-    return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), nnx.as_pure(params))
+    return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params)
 
 
 def step(mean: Any, params: Any, decay: float, updates: jax.Array) -> Any:

@@ -215,10 +215,12 @@ class Run:
         finite, alive = (
             bool(np.asarray(metrics.pop(name))) for name in ("finite", "alive")
         )
+        update_norm = metrics.pop("update_norm")
         self.clock.tick(self.stream.tokens(step))
         self.logger.log_metrics_summary(step, **metrics, **self.accounts.row(step))
         if not finite:
-            self.refusals.see(step, metrics, alive=alive)
+            numbers = metrics | {"update_norm": update_norm}
+            self.refusals.see(step, numbers, alive=alive)
         if progress is not None:
             loss = float(np.asarray(metrics["loss"]))
             note = f"step {step:,}  loss {loss:.4f}"

@@ -1,20 +1,23 @@
 """The optimizer, and what a run keeps beside its state: all saved with it.
 
+    master  float32 weights of a model stored in bfloat16  `roxxel.train.precision`
     ema     running mean of the weights, float32           `roxxel.train.ema`
     guard   what the decision about a step remembers       `roxxel.train.divergence`
 
-Both are absent where nobody asked for them, so a plain run's checkpoints do not change.
+All are absent where nobody asked for them, so a plain run's checkpoints do not change.
 """
 
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import optax
 from flax import nnx
 from flax.nnx.training import optimizer as nnx_optimizer
 
 from roxxel.train import ema as ema_lib
 from roxxel.train.divergence import Divergence
+from roxxel.train.precision import Precision
 
 # Arrays that a checkpoint may lack, or have although nobody asks for them now.
 OPTIONAL = ("optimizer/ema/", "optimizer/guard/")
@@ -30,6 +33,8 @@ class RunOptimizer(nnx.Optimizer):
       tx: the Optax transformation.
       ema_decay: of the mean of the weights; None: no mean.
       divergence: what its guard is for.
+      precision: in which types the model is stored from here on; it is given in
+        float32.
     """
 
     def __init__(
@@ -39,27 +44,55 @@ class RunOptimizer(nnx.Optimizer):
         *,
         ema_decay: float | None = None,
         divergence: Divergence | None = None,
+        precision: Precision | None = None,
     ):
         super().__init__(model, tx, wrt=nnx.Param)
-        self.ema_decay = ema_decay
+        self.ema_decay, self.precision = ema_decay, precision or Precision()
+        params = nnx.state(model, nnx.Param)
         if ema_decay is not None:
-            self.ema = nnx.data(_variables(ema_lib.start(nnx.state(model, nnx.Param))))
+            self.ema = nnx.data(_variables(ema_lib.start(params)))
+        if self.precision.has_master:
+            self.master = nnx.data(_variables(params))
+            nnx.update(model, self.precision.stored(nnx.as_pure(params)))
         if divergence is not None and divergence.has_guard:
             self.guard = nnx.data(_variables(divergence.guard()))
 
     def update(self, model: nnx.Module, grads: Any, /, **options) -> optax.Updates:
         """As `nnx.Optimizer.update`; the mean of the weights follows."""
-        updates = super().update(model, grads, **options)
+        if self.precision.has_master:
+            updates = self._update_master(model, grads, **options)
+        else:
+            updates = super().update(model, grads, **options)
         if self.ema_decay is not None:
-            params = nnx.as_pure(nnx.state(model, nnx.Param))
+            params = nnx.as_pure(
+                nnx.state(self.master)
+                if self.precision.has_master
+                else nnx.state(model, nnx.Param)
+            )
             mean = nnx.as_pure(nnx.state(self.ema))
             mean = ema_lib.step(mean, params, self.ema_decay, self.step[...])
             nnx.update(self.ema, mean)
         return updates
 
+    def _update_master(self, model, grads, **options):
+        """Updates the float32 weights; the model gets them rounded."""
+        params = nnx.as_pure(nnx.state(self.master))
+        grads = nnx.as_pure(nnx.state(grads, nnx.Param))
+        grads = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), grads)
+        updates, new_state = self.tx.update(
+            grads, nnx.as_pure(self.opt_state), params, **options
+        )
+        params = optax.apply_updates(params, updates)
+        nnx.update(self.master, params)
+        nnx.update(model, self.precision.stored(params))
+        nnx.update(self.opt_state, nnx.state(new_state))
+        self.step[...] += 1
+        return updates
+
 
 def _variables(tree: Any) -> Any:
-    return jax.tree.map(nnx_optimizer.OptArray, tree)
+    """As variables of an optimizer; those of parameters lie on a mesh as they do."""
+    return nnx_optimizer.to_opt_state(tree)
 
 
 def means_of(model: nnx.Module, optimizer: nnx.Optimizer) -> dict[int, int]:

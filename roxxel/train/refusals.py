@@ -53,7 +53,7 @@ class Refusals:
         """
         if alive and self._ledger.left_out(step - 1) == "all":
             return  # as it was noted before
-        reason = _reason(step, metrics, self._rule)
+        reason = _reason(step, metrics)
         if not alive:
             # The state is that before the step; later ones have changed nothing.
             self._run.done = step - 1
@@ -99,7 +99,7 @@ class Refusals:
 
     def _rows(self, metrics: dict[str, Any], batch: Any) -> tuple[int, ...] | None:
         """Rows that are not finite by themselves; None: no single ones."""
-        if all(map(math.isfinite, _numbers(metrics))):
+        if all(map(math.isfinite, _numbers(metrics).values())):
             return None
         spec = self._run.spec
         return offenders.find(self._run.model, spec.loss, batch, count=spec.accumulate)
@@ -126,14 +126,12 @@ class Refusals:
         metrics: dict[str, Any],
         rows: tuple[int, ...] | None,
     ) -> None:
-        loss, grad_norm = _numbers(metrics)
         described = offenders.described(self._run.stream, step - 1, rows)
         facts = {
             "step": step,
             "batch": step - 1,
             "reason": reason,
-            "loss": str(loss),
-            "grad_norm": str(grad_norm),
+            "numbers": {k: str(v) for k, v in _numbers(metrics).items()},
             "single_rows": rows is not None,
             "rows": described,
         }
@@ -196,14 +194,13 @@ class Refusals:
             )
 
 
-def _numbers(metrics: dict[str, Any]) -> tuple[float, float]:
-    loss, grad_norm = (float(np.asarray(metrics[k])) for k in ("loss", "grad_norm"))
-    return loss, grad_norm
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    names = {"loss": "loss", "gradient norm": "grad_norm", "update norm": "update_norm"}
+    return {name: float(np.asarray(metrics[key])) for name, key in names.items()}
 
 
-def _reason(step: int, metrics: dict[str, Any], rule: Any) -> str:
-    loss, grad_norm = _numbers(metrics)
-    what = f"step {step} (batch {step - 1}) is"
-    if math.isfinite(loss) and math.isfinite(grad_norm) and rule.spike is not None:
-        return f"{what} a spike: loss {loss:.6g}, gradient norm {grad_norm:.6g}"
-    return f"{what} not finite: loss {loss:.6g}, gradient norm {grad_norm:.6g}"
+def _reason(step: int, metrics: dict[str, Any]) -> str:
+    numbers = _numbers(metrics)
+    what = "a spike" if all(map(math.isfinite, numbers.values())) else "not finite"
+    told = ", ".join(f"{name} {value:.6g}" for name, value in numbers.items())
+    return f"step {step} (batch {step - 1}) is {what}: {told}"

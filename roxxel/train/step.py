@@ -18,6 +18,7 @@ from flax import nnx
 from roxxel.train import accumulate as accumulation
 from roxxel.train.divergence import Divergence, judge
 from roxxel.train.optimizer import means_of, when_new
+from roxxel.train.precision import Precision, mesh_to_reduce_over
 
 Leaves = list[jax.Array]
 # (model, tokens, loss mask or nothing) -> (mean loss, counted targets)
@@ -37,10 +38,10 @@ class TrainStep:
       means: of a weight's leaf, the leaf with its running mean.
       metrics of `run`: scalars on the device. `loss` (mean over counted targets),
         `grad_norm` (before clipping), `weight_norm` (of all parameters, before the
-        update), `learning_rate`, `tokens` (counted targets),
-        `finite` (nothing was wrong with the step) and `alive`: once false, this update
-        and all after it leave the state as it was. Without a counted target nothing
-        but counts moves.
+        update), `update_norm`, `learning_rate`, `tokens` (counted targets), `finite`
+        (nothing was wrong with the step) and `alive`: once false, this update and all
+        after it leave the state as it was. Without a counted target nothing but counts
+        moves.
     """
 
     run: Callable[[Leaves, Any], tuple[Leaves, dict[str, jax.Array]]]
@@ -122,6 +123,7 @@ def make_train_step(
     schedule: optax.Schedule | None = None,
     accumulate: int = 1,
     divergence: Divergence | None = None,
+    precision: Precision | None = None,
     donate: bool = True,
 ) -> TrainStep:
     """Builds the step for modules of this structure; compiles at the first call.
@@ -134,22 +136,31 @@ def make_train_step(
       accumulate: micro-batches of a step, see `roxxel.train.accumulate`.
       divergence: what is refused, and what then; None: stop at what is not finite. Its
         guard is in the optimizer, see `roxxel.train.optimizer`.
+      precision: types of gradients and of their reduction; those of the weights are
+        the modules' own.
       donate: reuse the memory of the leaves passed in.
     """
     graphdefs = (nnx.graphdef(model), nnx.graphdef(optimizer))
     states = (nnx.state(model), nnx.state(optimizer))
     treedef = jax.tree.structure(states)
     follows = ["updates"] * len(jax.tree.leaves(states[0])) + when_new(optimizer)
-    rule = divergence or Divergence()
+    rule, types = divergence or Divergence(), precision or Precision()
+    mesh = mesh_to_reduce_over(types, optimizer)
+    gradients = accumulation.gradients
+    if mesh is not None:
+        gradients = functools.partial(
+            accumulation.reduced_gradients, mesh, types.reductions
+        )
 
     def run(leaves, batch, *, left_out: LeftOut = None):
         *old, alive = leaves
         states = jax.tree.unflatten(treedef, old)
-        loss, weight, grads, state = accumulation.gradients(
+        loss, weight, grads, state = gradients(
             *_without(loss_fn, batch, left_out),
             graphdefs[0],
             states[0],
             count=accumulate,
+            dtype=types.gradients,
         )
         model, optimizer = map(nnx.merge, graphdefs, (state, states[1]))
         grad_norm = optax.tree.norm(grads)
@@ -157,13 +168,14 @@ def make_train_step(
         metrics["weight_norm"] = optax.tree.norm(nnx.state(model, nnx.Param))
         if schedule is not None:
             metrics["learning_rate"] = jnp.asarray(schedule(optimizer.step[...]))
+        update_norm = optax.tree.norm(optimizer.update(model, grads))
         guard = getattr(optimizer, "guard", {})
         verdict = judge(
             rule,
             {name: variable[...] for name, variable in guard.items()},
             loss=loss,
             grad_norm=grad_norm,
-            update_norm=optax.tree.norm(optimizer.update(model, grads)),
+            update_norm=update_norm,
             alive=alive,
             counted=weight > 0,
             refuse=left_out == "all",
@@ -177,7 +189,11 @@ def make_train_step(
             n if what == "always" else jnp.where(is_taken[what], n, o)
             for what, n, o in zip(follows, new, old, strict=True)
         ]
-        metrics |= {"finite": verdict.good, "alive": verdict.alive}
+        metrics |= {
+            "update_norm": update_norm,
+            "finite": verdict.good,
+            "alive": verdict.alive,
+        }
         return [*kept, verdict.alive], metrics
 
     donated = (0,) if donate else ()

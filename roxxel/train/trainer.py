@@ -38,6 +38,7 @@ from roxxel.train.evaluation import Evaluation, sets_of
 from roxxel.train.loop import Run
 from roxxel.train.optimizer import RunOptimizer
 from roxxel.train.plan import resolve_cadences
+from roxxel.train.precision import Precision
 from roxxel.train.sample import Sample
 from roxxel.train.step import LossFn, TrainStep, make_train_step
 from roxxel.train.stop import StopRequest
@@ -81,6 +82,8 @@ class Trainer:
       axis_rules: which axes cut which dimension.
       accumulate: micro-batches a step, one after the other: the same result with the
         memory of one of them. Each lies over all devices of the batch.
+      precision: in which types weights, products and gradients are; see
+        `roxxel.train.precision.Precision`: float32, products as the model says.
       ema_decay: of a running mean of the weights, which is saved, evaluated and sampled
         from in their place; 0.999 is usual. None: no mean. See `roxxel.train.ema`.
       divergence: what happens at a step that is not finite, or a spike.
@@ -126,6 +129,7 @@ class Trainer:
     dcn_axes: dict[str, int] | None = None
     axis_rules: AxisRules = dataclasses.field(default_factory=AxisRules)
     accumulate: int = 1
+    precision: Precision | None = dataclasses.field(default_factory=Precision)
     ema_decay: float | None = None
     divergence: Divergence = dataclasses.field(default_factory=Divergence)
     stop_after: int | None = None
@@ -156,7 +160,7 @@ class Trainer:
                 f"to start; got {self.stream.start_step}."
             )
         # Made abstractly, without a device: a model that cannot be built ends here.
-        nnx.eval_shape(lambda: self.model(rngs=nnx.Rngs(self.seed)))
+        nnx.eval_shape(self._make_model)
         if self.stream.overlap != 1:
             raise ConfigError(
                 "trainer: the stream must have overlap=1 (inputs and their successors),"
@@ -172,14 +176,19 @@ class Trainer:
 
     def create(self) -> tuple[nnx.Module, nnx.Optimizer]:
         """A new model and its optimizer, wherever the caller has them made."""
-        model = self.model(rngs=nnx.Rngs(self.seed))
+        model = self._make_model()
         optimizer = RunOptimizer(
             model,
             self.optimizer,
             ema_decay=self.ema_decay,
             divergence=self.divergence,
+            precision=self.precision,
         )
         return model, optimizer
+
+    def _make_model(self) -> nnx.Module:
+        options = self.precision.model_options() if self.precision else {}
+        return self.model(rngs=nnx.Rngs(self.seed), **options)
 
     def make_step(self, model: nnx.Module, optimizer: nnx.Optimizer) -> TrainStep:
         """The step that the run takes, for modules as `create` makes them."""
@@ -190,6 +199,7 @@ class Trainer:
             schedule=self.schedule,
             accumulate=self.accumulate,
             divergence=self.divergence,
+            precision=self.precision,
         )
 
     @property
@@ -232,7 +242,7 @@ class Trainer:
         """
         workdir = pathlib.Path(workdir)
         if self.init_from is not None:
-            model = nnx.eval_shape(lambda: self.model(rngs=nnx.Rngs(self.seed)))
+            model = nnx.eval_shape(self._make_model)
             initial.check_source(self, workdir, model)
         workdir.mkdir(parents=True, exist_ok=True)
         board = notices.board(f"run-{next(_RUNS)}")
