@@ -1,11 +1,12 @@
 """Sampling with the recurrent form: a token costs the same at every position.
 
-An attention model's cache holds prompt and continuation, or its window.
+An attention model's cache holds prompt and continuation, or its window; it grows with
+them.
 
-Legend: B batch, L prompt length, V vocabulary.
+Legend: B batch, L prompt length.
 """
 
-import functools
+from collections.abc import Sequence
 from typing import Any
 
 from roxxel import extras
@@ -13,87 +14,74 @@ from roxxel import extras
 try:
     import jax
     import jax.numpy as jnp
-    from flax import nnx
+    import numpy as np
 except ImportError as err:
     raise extras.missing("roxxel.generate", "checkpoint", err) from err
+
+from roxxel.errors import ConfigError
+from roxxel.generation import decoding, sampling
 
 
 def generate(
     model: Any,
-    prompt_BL: jax.Array,
+    prompt_BL: jax.Array | Sequence[Any],
     num_tokens: int,
     *,
     rng: jax.Array,
     temperature: float = 1.0,
     top_k: int | None = None,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
 ) -> jax.Array:
     """Continues each prompt by `num_tokens` tokens, `[B, num_tokens]` int32.
 
-    The prompt is read by the model's parallel form; then one compiled loop takes one
-    recurrent step a token.
+    Prompts are read by the model's parallel form; then compiled loops take one
+    recurrent step a token. A row's tokens do not depend on the other rows.
 
     Args:
       model: a `models.language_model.LanguageModel`.
-      prompt_BL: int token ids, at least one a row.
+      prompt_BL: int token ids, at least one a row; or one array a row, of any lengths.
       num_tokens: how many to generate.
       rng: a jax random key.
       temperature: divides the logits; 0 takes the most likely token.
-      top_k: sample among the k most likely tokens only; None: among all.
+      top_k, top_p, min_p, repetition_penalty: see `generation.sampling.Sampling`.
 
     Raises:
-      ValueError: an argument is out of its range; names it.
+      ConfigError: an argument is out of its range; names it.
     """
-    if prompt_BL.ndim != 2 or prompt_BL.shape[1] == 0:
-        raise ValueError(
-            f"prompt must be [batch, length >= 1], got shape {prompt_BL.shape}."
-        )
+    prompts = _prompts(prompt_BL)
     if num_tokens < 1:
-        raise ValueError(f"num_tokens must be at least 1, got {num_tokens}.")
-    if not temperature >= 0:
-        raise ValueError(f"temperature must not be negative, got {temperature}.")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be at least 1 or None, got {top_k}.")
-    graphdef, state = nnx.split(model)
-    return _generate(
-        state,
-        prompt_BL.astype(jnp.int32),
-        rng,
-        jnp.float32(temperature),
-        graphdef=graphdef,
-        num_tokens=num_tokens,
-        greedy=temperature == 0,
+        raise ConfigError(f"num_tokens must be at least 1, got {num_tokens}.")
+    row = sampling.Sampling(
+        temperature=temperature,
         top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
     )
+    rows = [row] * len(prompts)
+    knobs = sampling.knobs(rows, model.vocab_size)
+    keys = jax.random.split(rng, len(prompts))
+    words = jax.vmap(lambda key: jax.random.bits(key, (2,), jnp.uint32))(keys)
+    decoder = decoding.Decoder(model)
+    parts = decoder.continued(
+        prompts, knobs._replace(keys=words), sampling.Kinds.of(rows), num_tokens
+    )
+    return jnp.concatenate([part for _, part in parts]).T
 
 
-@functools.partial(
-    jax.jit, static_argnames=("graphdef", "num_tokens", "greedy", "top_k")
-)
-def _generate(
-    state, prompt_BL, rng, temperature, *, graphdef, num_tokens, greedy, top_k
-):
-    model = nnx.merge(graphdef, state)
-    model.eval()
-
-    def choose(logits_BV, key):
-        if greedy:
-            return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
-        if top_k is not None and top_k < logits_BV.shape[-1]:
-            least = jax.lax.top_k(logits_BV, top_k)[0][:, -1:]
-            logits_BV = jnp.where(logits_BV < least, -jnp.inf, logits_BV)
-        drawn = jax.random.categorical(key, logits_BV / temperature, axis=-1)
-        return drawn.astype(jnp.int32)
-
-    def step(carry, key):
-        token_B, recurrent = carry
-        logits_BV, recurrent = model.step(token_B, recurrent)
-        token_B = choose(logits_BV, key)
-        return (token_B, recurrent), token_B
-
-    batch, length = prompt_BL.shape
-    empty = model.init_state(batch, max_length=length + num_tokens)
-    hidden_BLD, recurrent = model.hidden(prompt_BL, state=empty)
-    keys = jax.random.split(rng, num_tokens)
-    first_B = choose(model.logits(hidden_BLD[:, -1:])[:, 0], keys[0])
-    _, rest_SB = jax.lax.scan(step, (first_B, recurrent), keys[1:])
-    return jnp.concatenate([first_B[:, None], rest_SB.T], axis=1)
+def _prompts(given):
+    if hasattr(given, "ndim"):
+        if given.ndim != 2 or given.shape[1] == 0:
+            raise ConfigError(
+                f"prompt must be [batch, length >= 1], got shape {given.shape}."
+            )
+        given = np.asarray(given)
+    prompts = [np.asarray(prompt) for prompt in given]
+    for row, prompt in enumerate(prompts):
+        if prompt.ndim != 1 or not prompt.size:
+            raise ConfigError(
+                f"prompt {row} must be [length >= 1], got {prompt.shape}."
+            )
+    return prompts

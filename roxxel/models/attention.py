@@ -174,7 +174,9 @@ class Attention(nnx.Module):
         out = attend.masked(q, *kept, documents.positions_BL, index_L, index_S)
         if self.window is None or slots < self.window:
             # Beyond max_length what a query should see is lost: never in silence.
-            out = jnp.where(before + length > slots, jnp.nan, out)
+            start_BL = index_L - documents.positions_BL
+            lost_BL = before + length - start_BL > slots
+            out = jnp.where(lost_BL[..., None, None], jnp.nan, out)
         return out, after
 
 

@@ -124,10 +124,19 @@ class LanguageModel(nnx.Module):
         *,
         segment_ids_BL: jax.Array | None = None,
         state: ModelState | None = None,
+        first_B: jax.Array | None = None,
     ) -> tuple[jax.Array, ModelState]:
-        """What `logits` takes, `[B, L, D]` float32, and the state; see `__call__`."""
+        """What `logits` takes, `[B, L, D]` float32, and the state; see `__call__`.
+
+        `first_B` says where each row's first token lies in this call, for rows of
+        different lengths that end together: what is before it is padding, which
+        nothing sees. Negative: the row began in a former call. Not together with
+        segment ids.
+        """
         batch, length = tokens_BL.shape
         runs_BL = self._runs(tokens_BL, segment_ids_BL, state)
+        if first_B is not None:
+            runs_BL = _padded_runs(runs_BL, first_B, length)
         before = None if state is None else (state.length, state.start_B)
         where = documents.locate(runs_BL, length, before)
         x_BLD, states = stack.run_blocks(
@@ -225,8 +234,8 @@ class LanguageModel(nnx.Module):
         if segment_ids_BL is not None:
             before_B = None if state is None else state.segment_B
             return ssd.segment_runs(segment_ids_BL, before_B)
-        if self.separator_id is None:
-            return None
+        if self.separator_id is None or tokens_BL.shape[1] == 1:
+            return None  # a separator belongs to the document that it ends
         ends_BL = (tokens_BL == self.separator_id).astype(jnp.int32)
         return jnp.cumsum(ends_BL, axis=1) - ends_BL
 
@@ -262,6 +271,14 @@ def _embedding(rngs, vocab_size, d_model, padding):
     table = _EMBEDDING_STD * jax.random.normal(rngs.params(), shape, jnp.float32)
     table = jnp.pad(table, [(0, padding), (0, 0)]) if padding else table
     return nnx.Param(table, logical_axes=("vocab", "embed"))
+
+
+def _padded_runs(runs_BL, first_B, length):
+    """Runs of rows whose tokens start at `first_B`; run 0 is padding, or goes on."""
+    runs_BL = jnp.int32(0) if runs_BL is None else runs_BL
+    begun_BL = jnp.arange(length) >= first_B[:, None]
+    fresh_BL = (first_B >= 0).astype(jnp.int32)[:, None]
+    return jnp.where(begun_BL, runs_BL + fresh_BL, 0)
 
 
 def _last_segment(tokens_BL, segment_ids_BL, state):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from roxxel.models import keys, layers, mixer_core, mixer_parts, ssd
+from roxxel.models import keys, layers, mixer_core, mixer_parts, mixer_step, ssd
 from roxxel.models.mixer_core import MixerState as MixerState
 from roxxel.models.modules import RMSNorm
 from roxxel.models.placement import Cut, Placement
@@ -90,6 +90,9 @@ class Mamba2Mixer(nnx.Module):
           state: what came before; None: nothing.
           runs_BL: document number of each step, 0 continuing `state`; None: one.
         """
+        if u_BLD.shape[1] == 1 and state is not None and runs_BL is None:
+            out_BD, state = mixer_step.step(self, u_BLD[:, 0], state)
+            return out_BD[:, None], state
         if self.placement is not None and state is None:
             y_BLI, state = mixer_parts.mix(self, u_BLD, runs_BL, self.placement)
         else:
