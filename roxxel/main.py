@@ -201,6 +201,8 @@ def _done(
         explain,
         export,
         replay,
+        sampling,
+        serving,
         start,
     )
 
@@ -212,6 +214,10 @@ def _done(
             return replay.run(found, line, argv)
     if mode == "eval":
         return evaluating.run(found, line)
+    if mode == "sample":
+        return sampling.run(found, line)
+    if mode == "serve":
+        return serving.run(found, line)
     if mode == "export":
         return _show(export.run(found, line))
     if mode == "check":

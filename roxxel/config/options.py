@@ -13,10 +13,12 @@ MODES = {
     "import_config": "an experiment from another program's settings",
     "replay": "run --run again in a new folder and compare",
     "eval": "evaluation of a checkpoint of a run, or of each, --follow",
+    "sample": "text from the model of a run",
+    "serve": "the model of a run behind an OpenAI-compatible address",
     "export": "the model of a run as a Hugging Face folder, --output",
 }
 # Those that `--run=DIR` gives the experiment of.
-MODES_OF_A_RUN = ("replay", "eval", "export")
+MODES_OF_A_RUN = ("replay", "eval", "sample", "serve", "export")
 MODES_THAT_RUN = ("train", "replay")
 PLAIN_FIELDS = ("stop_after", "profile")  # flags that set the field of their name
 DIRECTIVE_PREFIXES = {"fdl.": "set", "fdl_tag.": "tag"}
@@ -93,7 +95,7 @@ OPTIONS: dict[str, Option] = {
         kind="text",
         value="STEP",
         help="best, latest (default) or completed steps",
-        modes=("eval", "export"),
+        modes=("eval", "export", "sample", "serve"),
     ),
     "sets": Option(
         kind="text",
@@ -159,6 +161,76 @@ OPTIONS: dict[str, Option] = {
         value="DIR",
         help="the folder of the run",
         modes=MODES_OF_A_RUN,
+    ),
+    "tokenizer": Option(
+        kind="text",
+        value="SPEC",
+        help="bytes, tiktoken:NAME or a file (default: that of the run's data)",
+        modes=("sample", "serve"),
+    ),
+    "prompt": Option(
+        kind="text", value="TEXT", help="what is continued", modes=("sample",)
+    ),
+    "prompt_file": Option(
+        kind="text",
+        value="FILE",
+        help="a prompt a line; - for stdin",
+        modes=("sample",),
+    ),
+    "num_tokens": Option(
+        kind="text", value="N", help="at most (default 200)", modes=("sample",)
+    ),
+    "samples": Option(
+        kind="text", value="N", help="of each prompt (default 1)", modes=("sample",)
+    ),
+    "temperature": Option(
+        kind="text",
+        value="T",
+        help="default 0.7; 0 takes the most likely token",
+        modes=("sample",),
+    ),
+    "top_k": Option(
+        kind="text", value="K", help="of the K most likely", modes=("sample",)
+    ),
+    "top_p": Option(
+        kind="text",
+        value="P",
+        help="of the likeliest with probability P",
+        modes=("sample",),
+    ),
+    "min_p": Option(
+        kind="text",
+        value="P",
+        help="of those with P times the likeliest's probability",
+        modes=("sample",),
+    ),
+    "repetition_penalty": Option(
+        kind="text", value="R", help="above 1: less of what is there", modes=("sample",)
+    ),
+    "stop": Option(
+        kind="list", value="TEXT", help="where it ends (repeatable)", modes=("sample",)
+    ),
+    "seed": Option(
+        kind="text", value="SEED", help="of the draws (default 0)", modes=("sample",)
+    ),
+    "json": Option(kind="switch", help="a JSON object a line", modes=("sample",)),
+    "host": Option(
+        kind="text", value="HOST", help="default 127.0.0.1", modes=("serve",)
+    ),
+    "port": Option(
+        kind="text", value="PORT", help="default 8000; 0: any", modes=("serve",)
+    ),
+    "max_rows": Option(
+        kind="text", value="N", help="continued at once (default 16)", modes=("serve",)
+    ),
+    "max_length": Option(
+        kind="text",
+        value="N",
+        help="tokens of prompt and continuation (default 2048)",
+        modes=("serve",),
+    ),
+    "max_queue": Option(
+        kind="text", value="N", help="waiting at most (default 64)", modes=("serve",)
     ),
     "force": Option(
         kind="switch", help="even where something differs", modes=("replay",)

@@ -7,6 +7,7 @@ A loop of up to `CHUNK` steps is one program that runs on the device.
 Legend: B batch, L length, V vocabulary.
 """
 
+import dataclasses
 import functools
 import itertools
 import time
@@ -19,6 +20,7 @@ import numpy as np
 from flax import nnx
 
 from roxxel.generation import sampling
+from roxxel.models import attention
 
 CHUNK = 64  # steps of one call at most
 PIECE = 512  # tokens of a prompt read at once
@@ -130,6 +132,20 @@ class Decoder:
             done += count
             yield done, tokens_SB[:count]
 
+    def waiting(self, rows: int, slots: int) -> Carry:
+        """A batch for `joined`; until then its rows hold nothing that counts."""
+        state = self.programs.begun(self.leaves, batch=rows, slots=slots)
+        zeros_B = jnp.zeros(rows, jnp.int32)
+        seen_BV = jnp.zeros((rows, self.vocab_size), bool)
+        return Carry(zeros_B, state, jnp.zeros(rows, jnp.int32), seen_BV)
+
+    def joined(self, carry: Carry, one: Carry, row: int) -> Carry:
+        """The carry of `waiting` with a batch of one row, of as many slots, in a row.
+
+        Both must track which tokens rows hold. The first carry is used up.
+        """
+        return self.programs.join(self.leaves, carry, one, np.int32(row))
+
     def grown(self, carry: Carry, slots: int) -> Carry:
         """The carry with caches of `slots` tokens; rows must not have gone round."""
         state = self.programs.grow(self.leaves, carry.state, slots=slots)
@@ -149,6 +165,8 @@ class _Programs:
         self.read = jax.jit(self._read, donate_argnums=1)
         self.first = jax.jit(self._first, static_argnames="kinds")
         self.run = jax.jit(self._run, static_argnames="kinds", donate_argnums=1)
+        self.begun = jax.jit(self._begun, static_argnames=shapes)
+        self.join = jax.jit(self._join, donate_argnums=1)
         self.grow = jax.jit(self._grow, static_argnames="slots")
 
     def _model(self, leaves):
@@ -158,6 +176,38 @@ class _Programs:
 
     def _empty(self, leaves, *, batch, slots):
         return jax.tree.leaves(self._model(leaves).init_state(batch, slots))
+
+    def _begun(self, leaves, *, batch, slots):
+        """An empty state after `slots` tokens: what joins it is never older."""
+        state = self._model(leaves).init_state(batch, slots)
+        return jax.tree.leaves(dataclasses.replace(state, length=jnp.int32(slots)))
+
+    def _join(self, leaves, carry, one, row):
+        model = self._model(leaves)
+        old, new = (self._state(model, c.state) for c in (carry, one))
+        shift = old.length - new.length  # of the index of the row's tokens
+
+        def put(rows, value):
+            return jax.lax.dynamic_update_index_in_dim(rows, value[0], row, 0)
+
+        def layer(old, new):
+            if isinstance(new, attention.KVCache):
+                # Token i lies in slot i % slots.
+                new = jax.tree.map(lambda kept: jnp.roll(kept, shift, axis=1), new)
+            return jax.tree.map(put, old, new)
+
+        state = dataclasses.replace(
+            old,
+            layers=tuple(map(layer, old.layers, new.layers)),
+            segment_B=put(old.segment_B, new.segment_B),
+            start_B=put(old.start_B, new.start_B + shift),
+        )
+        return Carry(
+            put(carry.tokens_B, one.tokens_B),
+            jax.tree.leaves(state),
+            put(carry.drawn_B, one.drawn_B),
+            put(carry.seen_BV, one.seen_BV),
+        )
 
     def _state(self, model, leaves):
         """The model's state of its leaves, in whatever shape they are carried."""
