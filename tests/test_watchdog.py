@@ -158,17 +158,18 @@ def test_a_stop_without_an_end_ends_the_process(tmp_path, ends):
     assert '"compile" did not end within 20 s' in logger.lines[-1]
 
 
-def test_the_failure_of_another_process_ends_this_one(tmp_path, ends, capsys):
+@pytest.mark.parametrize("code", ["1", "2", "42"])
+def test_the_failure_of_another_process_ends_this_one(tmp_path, ends, capsys, code):
     texts = {}
     board = Memory(texts, 1, 2)
     found, *_ = watched(tmp_path, board=board)
     found._look_at_others()
-    texts["failed/0"] = "on a-host: OSError: disk gone"
+    texts["failed/0"], texts["code/0"] = "on a-host: OSError: disk gone", code
     found._look_at_others()
     found._failed_at -= 6
     with pytest.raises(Ended) as caught:
         found._look_at_others()
-    assert caught.value.args == (1,)
+    assert caught.value.args == (int(code),)  # that of the cause
     told = capsys.readouterr().err
     assert "[process 1] process 0 failed on a-host: OSError: disk gone" in told
 

@@ -100,6 +100,8 @@ class Watch:
     def _tell(self, board: Board, error: BaseException) -> None:
         before = board.read("failed/")
         text = f"{type(error).__name__}: {error}".splitlines()[0][:500]
+        code = getattr(error, "exit_code", EXIT_ERROR)
+        board.post(f"code/{board.index}", str(code))
         board.post(f"failed/{board.index}", f"on {socket.gethostname()}: {text}")
         for index, cause in before.items():
             tell_stderr(f"[process {board.index}] process {index} failed {cause}\n")
@@ -144,7 +146,9 @@ class Watch:
             self._end(code, "".join(traceback.format_exception(self._error)))
         if self._error is None and waited > _GRACE_SECS:
             index, cause = min(failed.items())
-            self._end(EXIT_ERROR, f"process {index} failed {cause}; ending too")
+            # All end with the code of the cause: a launcher may see any of them first.
+            code = int(board.read("code/").get(index, EXIT_ERROR))
+            self._end(code, f"process {index} failed {cause}; ending too")
 
     # -- a stop that does not come to its end ----------------------------------------
 
