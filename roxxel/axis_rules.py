@@ -6,10 +6,13 @@ devices, axis sizes by name do.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from roxxel import extras
+from roxxel.errors import ConfigError
 
 try:
     from jax.sharding import PartitionSpec
@@ -24,6 +27,10 @@ MIN_SHARDED_ELEMENTS = 2**12
 # Dimensions of parameters that are cut where they are kept and whole where they are
 # used: gathered as a block begins, their gradients scattered again.
 _GATHERED = ("largest", "in_columns")
+
+# Dimensions that activations have together.
+_STEPS, _FEATURES = ("batch", "length"), ("vocab", "heads", "mlp", "inner")
+_TOGETHER = (_STEPS, *itertools.product(_STEPS, _FEATURES))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,10 +63,25 @@ class AxisRules:
     in_columns: Axes = "tensor"
     largest: Axes = "fsdp"
 
+    def __post_init__(self):
+        for name, value in vars(self).items():
+            is_given = value is None or isinstance(value, str | tuple | list)
+            if not is_given or not all(isinstance(v, str) for v in _tuple(value)):
+                raise ConfigError(
+                    f"axis_rules: {name} must be an axis, a tuple of axes or None, got "
+                    f"{value!r}."
+                )
+        for first, second in _TOGETHER:
+            one, other = (_tuple(getattr(self, name)) for name in (first, second))
+            if both := set(one) & set(other):
+                raise ConfigError(
+                    f"axis_rules: {first} and {second} name the same axis "
+                    f"{min(both)!r}; an axis cuts one dimension of an array."
+                )
+
     def axes(self, name: str | None, sizes: Mapping[str, int]) -> tuple[str, ...]:
         """The axes longer than 1 that cut the dimension `name`, as a mesh has them."""
-        value = getattr(self, name) if name else None
-        chosen = (value,) if isinstance(value, str) else value or ()
+        chosen = _tuple(getattr(self, name)) if name else ()
         return tuple(axis for axis in sizes if axis in chosen and sizes[axis] > 1)
 
     def parts(self, name: str, sizes: Mapping[str, int]) -> int:
@@ -69,6 +91,10 @@ class AxisRules:
     def in_use(self) -> "AxisRules":
         """The rules for parameters while a block uses them."""
         return dataclasses.replace(self, **dict.fromkeys(_GATHERED))
+
+
+def _tuple(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value or ())
 
 
 def spec(

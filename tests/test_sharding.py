@@ -249,6 +249,19 @@ def test_rules_say_which_axis_cuts_what():
 
 
 @pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ({"length": "data"}, "batch and length name the same axis 'data'"),
+        ({"mlp": "context"}, "length and mlp name the same axis 'context'"),
+        ({"heads": 2}, "heads must be an axis, a tuple of axes or None, got 2"),
+    ],
+)
+def test_rules_that_cut_twice_are_refused(rules, words):
+    with pytest.raises(ConfigError, match=words):
+        sharding.AxisRules(**rules)
+
+
+@pytest.mark.parametrize(
     ("sizes", "words"),
     [
         ({"tensor": 8}, r"n_heads = 4 does not divide by 8 \(tensor\)"),

@@ -21,6 +21,7 @@ OWN_PACKAGES = ("roxxel", "experiments", "configs")
 # Modules of roxxel to the names in them that belong into a graph; None: all that the
 # module, or one below it, defines under a public name.
 _ROXXEL: dict[str, frozenset[str] | None] = {
+    "roxxel.axis_rules": frozenset({"AxisRules"}),
     "roxxel.budget": None,
     "roxxel.builders": None,
     "roxxel.building.foreign": None,

@@ -97,7 +97,12 @@ def mix(
     )
     _check_length(mixer, u_BLD.shape[1], where)
     core, kinds = mixer.core(), _Columns._fields
-    weights = _split(mixer, mixer.in_proj[...], kinds)
+    weights = [
+        where.constrained(weight, (None, "inner" if part.axis_of(kind) else None))
+        for kind, weight in zip(
+            kinds, _split(mixer, mixer.in_proj[...], kinds), strict=True
+        )
+    ]
     columns = [layers.dense(u_BLD, weight, mixer.dtype) for weight in weights]
     convolved = [
         _split(mixer, v, kinds[1:4]) for v in (core.conv_weight, core.conv_bias)
