@@ -20,6 +20,9 @@ import subprocess
 import sys
 import time
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
 from roxxel.config import abstract, arguments, check, check_model, resolve
 from roxxel.topology import compiling, devices, roofline
 
