@@ -21,10 +21,10 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT)]
 
-from roxxel.config import abstract, arguments, check, check_model, resolve
-from roxxel.topology import compiling, devices, roofline
+from roxxel.config import abstract, arguments, check, check_model, resolve  # noqa: E402
+from roxxel.topology import compiling, devices, roofline  # noqa: E402
 
 MODELS = ("ssm_1b", "transformer_1b", "transformer_gpt3_xl", "transformer_16b")
 # By chips: the grid of a slice, and slices. A pod of v5e or v6e has 256 chips.

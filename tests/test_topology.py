@@ -262,6 +262,28 @@ def test_products_over_a_batch(line, flops):
     assert costs.flops(hlo.parse(text)) == flops
 
 
+def test_what_goes_between_slices_through_the_hosts():
+    text = """\
+ENTRY %main (g: f32[4,128]) -> f32[4,128] {
+  %g = f32[4,128]{1,0} parameter(0)
+  %after-all.1 = token[] after-all()
+  %send.1 = (f32[4,128]{1,0}, u32[], token[]) send(%g, %after-all.1), channel_id=2, \
+is_host_transfer=true, frontend_attributes={_xla_megascale_reduce_operation="SUM",\
+_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}
+  %send-done.1 = token[] send-done(%send.1), channel_id=2
+  ROOT %all-reduce.1 = f32[4,128]{1,0} all-reduce(%g), channel_id=2, \
+replica_groups={{0,1,2,3},{4,5,6,7}}
+}
+"""
+    found = collectives.find(hlo.parse(text), 8)
+    assert [(one.kind, one.is_network) for one in found] == [
+        ("all-reduce", True),
+        ("all-reduce", False),
+    ]
+    size = 4 * 128 * 4
+    assert [one.sent_bytes(SLICES) for one in found] == [(0, size), (1.5 * size, 0)]
+
+
 def test_text_that_is_no_program():
     with pytest.raises(ValueError, match="no ENTRY"):
         hlo.parse("HloModule nothing")
@@ -370,8 +392,8 @@ needs_libtpu = pytest.mark.skipif(
 
 
 def _compiled(text, *flags):
-    """The step of an experiment for a topology."""
-    line = arguments.parse(["--fdl_config=ssm_tiny", "--mode=check", *flags])
+    """The step of the experiment that the flags name, for a topology."""
+    line = arguments.parse(["--mode=check", *flags])
     trainer = abstract.evaluate(resolve.experiment(line).config).root
     topology = devices.parse(text)
     return compiling.compile_step(trainer, devices.open_devices(topology))
@@ -393,7 +415,9 @@ def test_ssm_small_for_a_tpu(capfd):
 
 @needs_libtpu
 def test_without_cut_parameters_chips_only_sum():
-    compiled = _compiled("v5e:2x2", '--fdl.mesh_axes={"data": -1}')
+    compiled = _compiled(
+        "v5e:2x2", "--fdl_config=ssm_tiny", '--fdl.mesh_axes={"data": -1}'
+    )
     assert {one.kind for one in compiled.found} == {"all-reduce"}
 
 
@@ -407,3 +431,23 @@ def test_more_than_the_memory_of_a_chip_is_one_line(capsys):
     assert len(errors) == 1
     assert "do not fit the 15.75 GiB of a v5e" in errors[0]
     assert "accumulate=" in errors[0]
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_just_under_the_memory_of_a_chip_fits_and_just_over_does_not():
+    def at(batch_size):
+        return _compiled(
+            "v5e:2x2",
+            "--fdl_config=transformer_tiny",
+            f"--fdl.stream.batch_size={batch_size}",
+        )
+
+    much = at(65536)
+    assert not much.fits
+    rows_that_fit = 65536 * much.memory.limit / much.memory.total
+    under, over = (at(int(rows_that_fit * part) // 8 * 8) for part in (0.96, 1.04))
+    assert under.fits
+    assert 0.9 * much.memory.limit < under.memory.total <= much.memory.limit
+    assert not over.fits
+    assert over.memory.total > much.memory.limit

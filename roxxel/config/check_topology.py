@@ -177,8 +177,9 @@ def _work(compiled: "Compiled", per_token: float, params: int) -> str:
 def _collectives(compiled: "Compiled") -> str:
     rows: dict[str, list[float]] = collections.defaultdict(lambda: [0, 0, 0.0, 0.0])
     for one in compiled.found:
-        ring = ", in parts beside a product" if one.in_ring else ""
-        row = rows[f"{one.kind}{ring}"]
+        how = ", in parts beside a product" if one.in_ring else ""
+        how = ", between slices" if one.is_network else how
+        row = rows[f"{one.kind}{how}"]
         near, far = one.sent_bytes(compiled.slices)
         row[:] = row[0] + 1, row[1] + one.runs, row[2] + near, row[3] + far
     lines = ["collectives of a step, bytes that a chip sends"]

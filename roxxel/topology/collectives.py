@@ -24,6 +24,8 @@ KINDS = (
     "collective-broadcast",
 )
 _RING = {"body_ag": "all-gather", "body_rs": "reduce-scatter"}
+# Between slices chips hand their part to the host, which says what becomes of it.
+_NETWORK = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 _GROUPS = re.compile(r"replica_groups=(.*?\}\}|mesh\[.*?\] \{.*?\}|\[.*?\]<=\S+|\{\})")
 _MESH_AXIS = re.compile(r"'([^']+)'=(\d+)")
@@ -40,6 +42,7 @@ class Collective:
       operand_bytes: what each chip puts in, each time.
       groups: partitions that take part together; empty for a permutation.
       in_ring: it is a step of a product in parts.
+      is_network: it goes between slices, through the hosts.
     """
 
     kind: str
@@ -47,6 +50,7 @@ class Collective:
     operand_bytes: int
     groups: tuple[tuple[int, ...], ...] = ()
     in_ring: bool = False
+    is_network: bool = False
 
     def sent_bytes(self, slices: Sequence[int]) -> tuple[float, float]:
         """What a chip sends in a step at least, (between chips, between slices).
@@ -59,10 +63,11 @@ class Collective:
         Args:
           slices: the slice of each partition.
         """
-        if not self.groups:
+        if not self.groups and not self.is_network:
             return float(self.operand_bytes * self.runs), 0.0
-        group = max(self.groups, key=len)
-        size, spread = len(group), len({slices[member] for member in group})
+        group = max(self.groups, key=len, default=())
+        spread = len({slices[member] for member in group} or set(slices))
+        size = len(group) or spread
         inner = size // spread
         whole = self.operand_bytes * (size if self.kind == "all-gather" else 1)
         passes = 2 if self.kind == "all-reduce" else 1
@@ -77,16 +82,26 @@ def find(program: hlo.Program, num_partitions: int) -> list[Collective]:
     for name, computation in program.computations.items():
         runs = program.runs.get(name, 0)
         for line in computation.values() if runs else ():
-            kind = line.opcode.removesuffix("-start")
+            kind, is_network = _kind(line)
             if kind not in KINDS:
                 continue
             one = _collective(kind, name, computation, line, runs, num_partitions)
+            if is_network:
+                one = dataclasses.replace(one, groups=(), is_network=True)
             channel = _CHANNEL.search(line.attributes)
-            key = channel[1] if channel else (name, line.name)
+            key = (is_network, channel[1]) if channel else (name, line.name)
             # Pieces may lie in inner loops, but the start is where it runs.
             if key not in found or one.runs < found[key].runs:
                 found[key] = one
     return [one for one in found.values() if one.operand_bytes]
+
+
+def _kind(line: hlo.Instruction) -> tuple[str, bool]:
+    network = _NETWORK.search(line.attributes)
+    if line.opcode != "send" or network is None:
+        return line.opcode.removesuffix("-start"), False
+    kind = network[1].lower().replace("_", "-")
+    return kind if kind in KINDS else "collective-permute", True
 
 
 def _collective(kind, where, computation, line, runs, num_partitions) -> Collective:
