@@ -74,9 +74,8 @@ class Chaos:
         self._attempt("killed", None, len(plan) + 1)
         if done < len(plan):
             _say(f"{len(plan) - done} kills came after the end of the run")
-        if not self.wrong:
-            one, other = self.folder / "undisturbed", self.folder / "killed"
-            self.wrong += results.differences(one, other, steps=self.given.steps)
+        one, other = self.folder / "undisturbed", self.folder / "killed"
+        self.wrong += results.differences(one, other, steps=self.given.steps)
         return self.wrong
 
     def _attempt(self, name: str, kill: kills_lib.Kill | None, number: int) -> bool:
