@@ -7,6 +7,7 @@ from configs import tags
 from roxxel import builders, optim
 from roxxel.checkpoint import Checkpointer
 from roxxel.data.stream import RoxxelStream
+from roxxel.train.early_stopping import EarlyStopping
 from roxxel.train.evaluation import Evaluation
 from roxxel.train.sample import Sample
 from roxxel.train.trainer import Trainer
@@ -34,6 +35,15 @@ def evaluation(
         seq_len=seq_len,
         batch_size=batch_size,
         every=every,
+    )
+
+
+def early_stopping(
+    metric: str = "eval_loss", patience: int = 5, min_delta: float = 0.0
+) -> fdl.Config[EarlyStopping]:
+    """Ends a run whose metric has not improved for so many evaluations."""
+    return fdl.Config(
+        EarlyStopping, metric=metric, patience=patience, min_delta=min_delta
     )
 
 

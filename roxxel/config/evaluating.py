@@ -68,7 +68,8 @@ class Evaluating:
 
         self._model, self._names = at_hand.model, list(sets)
         loss = opened.part(found, "loss")
-        self._sets = evaluator.Sets(sets, at_hand.model, loss, mesh)
+        rules = opened.part(found, "axis_rules")
+        self._sets = evaluator.Sets(sets, at_hand.model, loss, mesh, rules)
 
     def run(self, **options: Any) -> dict[str, float]:
         """The metrics; `options` as of `roxxel.train.evaluation.evaluate`."""

@@ -114,7 +114,7 @@ def open_run(
     seed = part(found, "seed")
     path = Path(workdir) / CHECKPOINTS
     step = _choose(_checkpointer(found, path, None), checkpoint, path)
-    model = _unrestored(make, seed, mesh)
+    model = _unrestored(make, seed, mesh, part(found, "axis_rules"))
     with _checkpointer(found, path, model) as checkpointer:
         restored = _restore(checkpointer, step)
         ema.restore(checkpointer.path, restored, model)
@@ -197,7 +197,7 @@ def _choose(checkpointer: Any, wanted: str | int, path: Path) -> int | None:
     return best if wanted == "best" else int(wanted)
 
 
-def _unrestored(make: Any, seed: int, mesh: "Mesh | None") -> Any:
+def _unrestored(make: Any, seed: int, mesh: "Mesh | None", rules: Any) -> Any:
     """The model without values, or on a mesh with those it would begin with."""
     import jax
     from flax import nnx
@@ -208,7 +208,7 @@ def _unrestored(make: Any, seed: int, mesh: "Mesh | None") -> Any:
         return (make(rngs=nnx.Rngs(seed)),)
 
     if mesh is not None:
-        return sharding.create_on(mesh, create)[0]
+        return sharding.create_on(mesh, create, rules)[0]
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     graphdef, state = nnx.split(nnx.eval_shape(create)[0])
     placed = jax.tree.map(

@@ -127,16 +127,19 @@ class Evaluation:
             return windows
         return min(windows, self.max_batches * self.batch_size)
 
-    def batches(self, mesh: Mesh | None) -> Iterator[tuple[jax.Array, jax.Array]]:
+    def batches(
+        self, mesh: Mesh | None, rules: sharding.AxisRules = sharding.DEFAULT_RULES
+    ) -> Iterator[tuple[jax.Array, jax.Array]]:
         """Yields (tokens [rows, seq_len + 1] int32, loss mask of the same shape).
 
         `rows` is `batch_size`, made larger where it does not divide over the mesh.
         """
-        shards = 1 if mesh is None else sharding.batch_shards(mesh)
+        shards = 1 if mesh is None else sharding.batch_shards(mesh, rules)
         size = -(-self.batch_size // shards) * shards
         total = self._num_windows()
         for first in range(0, total, size):
-            yield _placed(self.rows, first, size, total, sharding.batch_sharding(mesh))
+            placement = sharding.batch_sharding(mesh, rules)
+            yield _placed(self.rows, first, size, total, placement)
 
 
 def sets_of(given: Evaluation | Mapping[str, Evaluation] | None) -> dict[str, Any]:
@@ -203,6 +206,7 @@ def evaluate(
     model_leaves: list[jax.Array],
     mesh: Mesh | None = None,
     *,
+    rules: sharding.AxisRules = sharding.DEFAULT_RULES,
     on_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """The metrics of `evaluation.metric_names()`; NaN where nothing counts.
@@ -214,10 +218,11 @@ def evaluate(
       eval_step: of `make_eval_step`.
       model_leaves: leaves of the model's state.
       mesh: that they lie on.
+      rules: say over which of its axes the rows of a batch lie.
       on_batch: called after each batch; what it raises ends the evaluation.
     """
     rows = []
-    for batch in evaluation.batches(mesh):
+    for batch in evaluation.batches(mesh, rules):
         # One at a time: each that is dispatched ahead would hold its own memory.
         rows.append(jax.device_get(eval_step(model_leaves, *batch)))
         on_batch()

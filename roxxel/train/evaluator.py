@@ -8,6 +8,7 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
+from roxxel import sharding
 from roxxel.errors import ConfigError
 from roxxel.train import best
 from roxxel.train.early_stopping import EarlyStopping, Stopper
@@ -84,8 +85,9 @@ class Sets:
         model: nnx.Module,
         loss: LossFn,
         mesh: Mesh | None,
+        rules: sharding.AxisRules,
     ):
-        self._sets, self._mesh = sets, mesh
+        self._sets, self._mesh, self._rules = sets, mesh, rules
         self._steps = {
             accuracy: make_eval_step(model, loss, accuracy=accuracy)
             for accuracy in {one.accuracy for one in sets.values()}
@@ -99,7 +101,9 @@ class Sets:
         for name in names:
             one = self._sets[name]
             step = self._steps[one.accuracy]
-            metrics |= evaluate(one, step, leaves, self._mesh, **options)
+            metrics |= evaluate(
+                one, step, leaves, self._mesh, rules=self._rules, **options
+            )
         return metrics
 
 
@@ -114,7 +118,7 @@ class Evaluator:
     def __init__(self, spec: "Trainer", model: nnx.Module, mesh: Mesh | None):
         sets = own_sets(spec.evaluations)
         self._names = list(sets)
-        self._sets = Sets(sets, model, spec.loss, mesh)
+        self._sets = Sets(sets, model, spec.loss, mesh, spec.axis_rules)
         self._num_leaves = len(jax.tree.leaves(nnx.state(model)))
         self._ranking = ranking(spec)
         self._best: tuple[int | None, float] = (None, math.nan)
