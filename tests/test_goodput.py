@@ -130,6 +130,15 @@ def test_a_killed_attempt_counts_until_its_last_sign_of_life(tmp_path):
     assert not (tmp_path / goodput.BEAT_NAME).exists()
 
 
+@pytest.mark.parametrize("text", ["", "step,loss", "step,loss\n", "step,loss\n1"])
+def test_a_kill_before_the_first_row_is_no_obstacle(tmp_path, text):
+    goodput.Recorder(tmp_path, StepClock(1.0), 0).beat(0)
+    (tmp_path / goodput.METRICS_NAME).write_text(text)
+    goodput.Recorder(tmp_path, StepClock(1.0), 0).finish(1, "done")
+    ends = [(one.end, one.last_step) for one in goodput.read(tmp_path).attempts]
+    assert ends == [("killed", 0), ("done", 1)]
+
+
 def test_a_kill_between_line_and_beat_counts_once(tmp_path):
     recorder = goodput.Recorder(tmp_path, StepClock(1.0), 0)
     recorder.beat(4)

@@ -221,12 +221,12 @@ def _until_death(attempt: Attempt, folder: pathlib.Path) -> Attempt:
 
 
 def _last_step(metrics: pathlib.Path) -> int:
-    """The step of the last whole row of a table."""
+    """The step of the last whole row of a table; 0 where it has none."""
     with open(metrics, "rb") as file:
         file.seek(max(0, os.path.getsize(metrics) - 65536))
         rows = file.read().decode("utf-8", "replace").splitlines(keepends=True)
     steps = [row.split(",")[0] for row in rows if row.endswith("\n")]
-    return int(next(step for step in reversed(steps) if step.isdecimal()))
+    return int(next((step for step in reversed(steps) if step.isdecimal()), 0))
 
 
 def _ends_line(file: Any) -> bool:
