@@ -9,6 +9,7 @@ Expected: after 250 steps with length=32 and vocab_size=32 (one core, a minute e
   |---------------------|--------|------|-------------|
   | induction           | 0.03   | 0.08 | 0.99        |
   | copying             | 0.03   | 0.06 | 1.00        |
+  | selective_copying   | 0.03   | 0.08 | 0.94        |
   | associative_recall  | 0.06   | 0.36 | 0.48        |
 
 Command: python -m roxxel.main --fdl_config='in_context(task="copying")'
