@@ -1,10 +1,13 @@
 """What the framework adds to a training step; each beside its bare limit in one run.
 
     python benchmarks/overhead.py host      # one call of the step, 32 tiny blocks
+    python benchmarks/overhead.py logging   # metrics of a step, of 5 ms
     python benchmarks/overhead.py trainer   # the whole trainer beside a bare loop
 
 `host`: microseconds a call of roxxel's step, of a bare `jax.jit` over the same leaves,
 and of `nnx.jit`, for a model so small that the calls are nearly all there is.
+`logging`: steps of about 5 ms of one matrix product, alone and with all that a run does
+for the metrics of a step (clock, numbers, logger with table and text), in percent.
 `trainer`: steps a second of `Trainer.run` on the model of `ssm_small` (stream, logger,
 progress, metrics, no
 evaluation, no checkpoint) beside a loop that only calls the compiled step on batches
@@ -25,11 +28,15 @@ import optax
 from flax import nnx
 
 from roxxel import Logger, Roxxel, optim, sharding
+from roxxel.data.steps import Span
 from roxxel.models.losses import next_token_loss
 from roxxel.models.ssm import Mamba2LM
+from roxxel.train.numbers import Numbers
 from roxxel.train.step import make_train_step
+from roxxel.train.timing import StepClock
 from roxxel.train.trainer import Trainer
 
+SPANS = (Span(start=0, stop=None, batch_size=4, seq_len=128),)
 SCHEDULE = optax.constant_schedule(1e-3)
 
 
@@ -187,6 +194,68 @@ def trainer(rounds=5, steps=40, warmup=8):
     )
 
 
+def logging(rounds=8, steps=150, wanted_secs=5e-3):
+    run, size = _steps_of(wanted_secs)
+    names = ("loss", "grad_norm", "weight_norm", "learning_rate", "tokens")
+    x = jnp.eye(size) * 0.5
+    ratios, bare_secs = [], []
+    with tempfile.TemporaryDirectory() as folder, Logger(folder, console=False) as log:
+        for number in range(rounds):
+            bare = _timed_steps(run, x, steps, lambda step, values: None)
+            clock = StepClock()
+            clock.switch("other")
+            numbers = Numbers(Blocks(rngs=nnx.Rngs(0)), SPANS, clock, 0.0)
+
+            def tell(step, values, clock=clock, numbers=numbers, first=number * steps):
+                with clock.phase("data"):
+                    pass
+                with clock.phase("step"):
+                    clock.tick(512 * step)
+                    told = dict(zip(names, values, strict=True)) | numbers.row(step)
+                    log.log_metrics_summary(first + step, **told)
+
+            told = _timed_steps(run, x, steps, tell)
+            bare_secs.append(bare)
+            ratios.append(told / bare - 1)
+    print("metrics of a step")
+    print(f"  step     {1e3 * statistics.median(bare_secs):7.2f} ms")
+    shown = ", ".join(f"{100 * ratio:.2f}" for ratio in ratios)
+    print(f"  cost     {100 * statistics.median(ratios):7.2f} %  [{shown}]")
+
+
+def _steps_of(wanted_secs):
+    """A program of about so many seconds that gives five scalars; its matrix size."""
+
+    def program(x):
+        product = x @ x
+        return [product[i, i] for i in range(5)]
+
+    run = jax.jit(program)
+    for size in range(256, 4096, 64):
+        x = jnp.eye(size)
+        jax.block_until_ready(run(x))
+        start = time.perf_counter()
+        for _ in range(3):
+            jax.block_until_ready(run(x))
+        if (time.perf_counter() - start) / 3 >= wanted_secs:
+            return run, size
+    raise SystemExit("this machine is too fast for the largest matrix")
+
+
+def _timed_steps(run, x, steps, tell):
+    """Seconds a step, with `tell` called two steps later as the trainer does."""
+    unseen = []
+    start = time.perf_counter()
+    for step in range(1, steps + 1):
+        unseen.append((step, run(x)))
+        if len(unseen) > 2:
+            number, values = unseen.pop(0)
+            jax.block_until_ready(values)
+            tell(number, values)
+    jax.block_until_ready([values for _, values in unseen])
+    return (time.perf_counter() - start) / steps
+
+
 def _bare_trainer(model):
     def create():
         made = model(rngs=nnx.Rngs(0))
@@ -220,10 +289,13 @@ class _NoCheckpoints:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["host", "trainer", "all"], default="all")
+    choices = ["host", "logging", "trainer", "all"]
+    parser.add_argument("what", choices=choices, default="all")
     what = parser.parse_args().what
     if what in ("host", "all"):
         host()
+    if what in ("logging", "all"):
+        logging()
     if what in ("trainer", "all"):
         trainer()
 

@@ -1,7 +1,7 @@
 """One process of a small run that is disturbed: `run_child.py WORKDIR JSON`.
 
 The JSON says what happens where: `process` (of all, by default), `at` one of `POINTS`,
-`action` a signal's number, "raise", "sleep" or "kill".
+`action` a signal's number, "raise", "sleep" or "kill"; in a program also a function.
 """
 
 import json
@@ -12,6 +12,7 @@ import sys
 import time
 
 import jax
+from flax import nnx
 
 from roxxel import distributed, errors, optim
 from roxxel.checkpoint import Checkpointer
@@ -40,6 +41,9 @@ class Disturbance:
         if self.is_over or point != self.at or not here:
             return
         self.is_over = True
+        if callable(self.action):
+            self.action()
+            return
         if self.action == "raise":
             raise OSError(f"broken in process {jax.process_index()}")
         if self.action == "sleep":
@@ -67,6 +71,12 @@ class Stream:
             if step == self._disturbance.step:
                 self._disturbance.pass_by("data")
             yield batch
+
+
+def optimizer(model):
+    """As that of the run, to restore it."""
+    tx = optim.adamw(schedule=lambda count: 0.0)
+    return nnx.Optimizer(model, tx, wrt=nnx.Param)
 
 
 def train(workdir, disturbance, **options):

@@ -9,19 +9,18 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
 
 from roxxel.checkpoint import Checkpointer
 from roxxel.dataset import Roxxel
 from roxxel.train.stop import StopNow, StopRequest
 from tests import run_child
 from tests.run_child import POINTS, STEPS
-from tests.tiny import compile_once  # noqa: F401
+from tests.tiny import Bigram, compile_once  # noqa: F401
 
 LIMIT_SECS = 30  # from the signal to the end of the process
 ONLY = ("step", "loss", "grad_norm", "learning_rate", "eval_loss")
@@ -187,13 +186,12 @@ def rows(workdir):
 
 def arrays(workdir):
     """The leaves of the last checkpoint."""
-    with Checkpointer(workdir / "checkpoints", read_only=True) as checkpointer:
-        assert checkpointer.latest_step() == STEPS
-    with warnings.catch_warnings():  # where they lie does not matter here
-        warnings.simplefilter("ignore")
-        folder = workdir / "checkpoints" / str(STEPS) / "state"
-        state = ocp.PyTreeCheckpointer().restore(folder)
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+    model = Bigram(rngs=nnx.Rngs(9))
+    optimizer = run_child.optimizer(model)
+    with Checkpointer(workdir / "checkpoints", model, optimizer) as checkpointer:
+        assert checkpointer.restore() == STEPS
+    leaves = jax.tree.leaves((nnx.state(model), nnx.state(optimizer)))
+    return [np.asarray(leaf) for leaf in leaves]
 
 
 def check_stopped(workdir, at, log):
@@ -259,8 +257,9 @@ def pair(place, repo_root):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("at", "process"),
-    # Sampling is the lead's alone.
-    [(point, 0 if point == "sample" else 1) for point in POINTS] + [("data", None)],
+    # The lead alone samples, and reads the rows that the evaluation stops at.
+    [(point, int(point not in ("evaluation", "sample"))) for point in POINTS]
+    + [("data", None)],
 )
 def test_sigterm_of_one_of_two_or_both(pair, place, repo_root, at, process):
     workdir = place / f"pair-{at}-{process}"

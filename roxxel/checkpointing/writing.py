@@ -107,7 +107,13 @@ class Writer:
         finally:
             orbax, self._orbax = self._orbax, None
             if orbax is not None:
-                orbax.close()
+                self._close(orbax)
+
+    def _close(self, orbax: ocp.AsyncCheckpointer) -> None:
+        try:
+            orbax.close()
+        except Exception as err:  # its own notes of a write that failed
+            raise self._failure(self._number, err) from err
 
 
 def report_instead_of_raising(close) -> None:
