@@ -83,7 +83,6 @@ def test_steps_that_are_trained_again_are_lost():
     assert found.line().startswith(
         "Goodput 76.9 % of 260.0 s in 2 attempts: step 200.0, lost 44.0, start 10.0"
     )
-    assert [line.partition(" ")[0] for line in found.why_slow()] == ["lost"]
 
 
 @pytest.mark.parametrize(

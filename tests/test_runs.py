@@ -1,6 +1,7 @@
 """Work directories read back: lists, comparisons, and a report in a real browser."""
 
 import json
+import pathlib
 import re
 import shutil
 import subprocess
@@ -11,8 +12,9 @@ import urllib.request
 import numpy as np
 import pytest
 
+from roxxel.goodput import LOST, PHASES
 from roxxel.runs import __main__ as cli
-from roxxel.runs import curves, metrics_table, reading, tables
+from roxxel.runs import curves, evaluations, metrics_table, reading, tables, why
 
 pytest.importorskip("plotly")
 
@@ -47,6 +49,34 @@ def make_run(folder, *, steps=100, total=100, rate=1e-3, evil="", finished=True)
     return reading.open_run(str(folder))
 
 
+def add_everything(run, evil=""):
+    """What else a run leaves behind, with `evil` wherever a text may be."""
+    folder = run.path
+    attempts = [
+        {"began": 1e9, "first_step": 0, "last_step": 60, "end": "killed" + evil}
+        | {"seconds": {"step": 60.0, "compile": 20.0, "save": 0.5, evil: 1.0}},
+        {"began": 1e9 + 200, "first_step": 40, "last_step": 100, "end": "done"}
+        | {"seconds": {"step": 60.0, "data": 30.0}},
+    ]
+    lines = [json.dumps(one) for one in attempts] + ["{torn", "[1]"]
+    (folder / "goodput.jsonl").write_text("\n".join(lines) + "\n")
+    told = [
+        {"time": evil, "step": 40, "code_loss": 2.0, "code_accuracy": 0.25},
+        {"time": evil, "step": 60, "code_loss": 1.25, "code_accuracy": 0.5, evil: 1.0},
+        {"time": evil, "step": 80, "code_loss": 1.75, "code_accuracy": 0.125},
+    ]
+    lines = [json.dumps(one) for one in told] + [
+        f'{{"step": "{evil}"}}',
+        '{"step": 1e999}',
+    ]
+    (folder / "evaluations.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "profile.txt").write_text("Profile of the steps 5 to 7" + evil)
+    (folder / "roxxel_error_process_1.log").write_text("ValueError: other" + evil)
+    (folder / "stacks").mkdir()
+    (folder / "stacks" / "1_process_0.txt").write_text("process 0 hangs" + evil)
+    return reading.open_run(str(folder))
+
+
 def test_runs_tell_their_state(tmp_path):
     make_run(tmp_path / "a/good")
     make_run(tmp_path / "a/bad", steps=40, finished=False)
@@ -68,6 +98,115 @@ def test_compare_shows_what_differs(tmp_path):
     text = tables.comparison(runs)
     assert re.search(r"eval_loss +1.5 +1.5", text)
     assert re.search(r"rate +0.001 +0.5", text)
+
+
+def test_evaluations_of_all_sets_and_steps(tmp_path):
+    run = add_everything(make_run(tmp_path / "a"))
+    assert run.evaluations == [
+        {"step": 40, "code_loss": 2.0, "code_accuracy": 0.25},
+        {"step": 60, "code_loss": 1.25, "code_accuracy": 0.5, "": 1.0},
+        {"step": 80, "code_loss": 1.75, "code_accuracy": 0.125},
+        {"step": 100, "eval_loss": 1.5},
+    ]
+    best = {
+        name: evaluations.best_step(run.evaluations, name)
+        for name in evaluations.names(run.evaluations)
+    }
+    assert best == {"code_loss": 60, "code_accuracy": 60, "": None, "eval_loss": 100}
+    page = report.page([run])
+    assert "<td>60</td><td><b>1.25 best</b></td><td><b>0.5 best</b></td>" in page
+    # A column of every step is none, unless the plan says so.
+    columns = {"step": np.arange(9.0), "router_loss": np.ones(9)}
+    assert evaluations.read(tmp_path, columns) == []
+    assert len(evaluations.read(tmp_path, columns, ["router"])) == 9
+
+
+def test_why_names_the_knobs_for_the_numbers(tmp_path):
+    run = add_everything(make_run(tmp_path / "a"))
+    summary = {"steps": 100, "mfu": 0.1, "memory_gib": {"device": 20.0, "host": 1.0}}
+    summary |= {"step_secs": {"p50": 0.01, "p90": 0.011, "p99": 0.05}}
+    (run.path / "summary.json").write_text(json.dumps(summary))
+    info = run.info | {"device_kind": "NVIDIA H100 80GB HBM3"}
+    (run.path / "run.json").write_text(json.dumps(info))
+    run = reading.open_run(str(run.path))
+    found = {one.name: one for one in why.findings(run)}
+    assert list(found) == sorted(found, key=lambda name: -found[name].weight)
+    assert set(found) == {
+        *("down", "compile", "data", "lost", "mfu", "memory", "uneven")
+    }
+    # 200 s from the first attempt's beginning to the second, 81.5 of them used.
+    assert found["down"].number.startswith("down 1:59 between 2 attempts, 40.9 %")
+    assert found["compile"].number == "compile 11.7 % (0:20)"
+    # A third of the first attempt's steps came again.
+    assert found["lost"].number == "lost 11.7 % (0:20)"
+    assert found["data"].number == "data 17.5 % (0:30)"
+    assert found["mfu"].number == "MFU 10.0 %"
+    assert found["memory"].number == "device memory 20.0 of 80 GiB"
+    text = why.explain(run)
+    assert text.splitlines()[0].startswith("a (finished): goodput 58.3 % of 2:52 in 2")
+    assert "save_every=" in text
+    for one in found.values():
+        assert one.line() in text
+
+
+def test_why_of_runs_that_tell_little(tmp_path, capsys):
+    quick = make_run(tmp_path / "quick")
+    assert "save 100.0 % (0:01)" in why.explain(quick)
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "run.json").write_text("[]")
+    assert "no numbers yet" in why.explain(reading.open_run(str(bare)))
+    assert cli.main(["why", str(tmp_path / "quick"), str(bare)]) == 0
+    assert capsys.readouterr().out.count("--profile=") == 2
+
+
+def test_the_page_on_slow_runs_has_the_same_knobs():
+    root = pathlib.Path(reading.__file__).parent.parent.parent
+    assert why.table() in (root / "docs" / "slow.md").read_text()
+    assert set(PHASES) - {"step"} | {LOST} <= set(why.KNOBS)
+
+
+def test_a_crashed_run_begins_with_its_traceback(tmp_path):
+    run = add_everything(make_run(tmp_path / "a", finished=False))
+    page = report.page([run])
+    places = [
+        page.index(text)
+        for text in (
+            "a ended with an error",
+            "ValueError: bad",
+            "Processes of a",
+            "roxxel_error_process_1.log",
+            "ValueError: other",
+            "stacks/1_process_0.txt",
+            "<h2>Runs</h2>",
+            "<h2>Evaluations</h2>",
+            "Which setting to turn",
+            "Profile of the steps 5 to 7",
+            "<h2>Configuration</h2>",
+            "<h2>Environment</h2>",
+            "<h2>Last log lines</h2>",
+        )
+    ]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("value", [None, "x", [1], {"a": 1}, 1e999, -1, True])
+def test_files_of_any_content_make_a_page(value, tmp_path):
+    """JSON of the right form with the wrong values in it."""
+    run = make_run(tmp_path / "a")
+    names = ["steps", "total_steps", "parameters", "seconds", "mfu", "step_secs"]
+    names += ["memory_gib", "tokens_per_sec", "device_kind", "plan", "goodput"]
+    for name in ("run.json", "summary.json"):
+        (run.path / name).write_text(json.dumps(dict.fromkeys(names, value)))
+    line = json.dumps(dict.fromkeys(["began", "seconds", "first_step", "step"], value))
+    for name in ("goodput.jsonl", ".goodput.json", "evaluations.jsonl"):
+        (run.path / name).write_text(line + "\n" + json.dumps(value) + "\n")
+    (run.path / "roxxel_metrics.csv").write_text("step,loss\ninf,nan\nnan,1\n")
+    run = reading.open_run(str(run.path))
+    assert 'id="data"' in report.page([run, run])
+    why.explain(run)
+    tables.comparison([run, run])
+    tables.listing([run])
 
 
 def test_the_command_line(tmp_path, capsys):
@@ -108,6 +247,7 @@ def test_thinned_curves_keep_peaks_and_ends():
 
 def test_everything_from_a_run_is_escaped(tmp_path):
     run = make_run(tmp_path / "<b>a", evil=EVIL, finished=False)
+    run = add_everything(run, EVIL)
     page = report.page([run, make_run(tmp_path / "c", evil=EVIL)])
     assert EVIL not in page
     assert "<b>a" not in page
@@ -125,6 +265,7 @@ def test_everything_from_a_run_is_escaped(tmp_path):
 def test_the_report_in_a_browser(tmp_path):
     """Renders, zooms, hides a run; nothing from a run runs; the console is clean."""
     runs = [make_run(tmp_path / "a", evil=EVIL), make_run(tmp_path / "b", rate=0.5)]
+    runs[0] = add_everything(runs[0], EVIL)
     page = report.page(runs)
     nonce = re.search(r"nonce-([^']+)'", page)[1]
     probe = """
@@ -144,6 +285,11 @@ def test_the_report_in_a_browser(tmp_path):
       document.getElementById("search").value = "width";
       document.getElementById("search").dispatchEvent(new Event("input"));
       seen.rows = document.querySelectorAll("#config tr:not([hidden])").length;
+      const bar = document.getElementById("goodput");
+      seen.phases = bar.data.map((row) => row.name);
+      document.getElementById("unit").value = "percent";
+      document.getElementById("unit").dispatchEvent(new Event("input"));
+      seen.total = bar.data.reduce((sum, row) => sum + row.x[0], 0);
       seen.title = document.title;
       document.body.dataset.seen = JSON.stringify(seen);
     """
@@ -171,6 +317,8 @@ def test_the_report_in_a_browser(tmp_path):
         "zoom": [10, 20],
         "tokens": 2048,
         "rows": 2,
+        "phases": ["step", "compile", "data", "save", "lost"],
+        "total": pytest.approx(100),
     }
 
 

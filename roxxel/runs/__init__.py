@@ -1,4 +1,5 @@
-"""Work directories of runs, read back: lists, comparisons, reports.
+"""Work directories of runs, read back: lists, comparisons, reasons, reports.
 
-`python -m roxxel.runs list DIR | compare RUN... | report RUN... | serve DIR`.
+`python -m roxxel.runs list DIR | compare RUN... | why RUN... | report RUN... |
+serve DIR`.
 """

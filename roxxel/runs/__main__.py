@@ -1,4 +1,5 @@
-"""`python -m roxxel.runs list DIR | compare RUN... | report RUN... | serve DIR`.
+"""`python -m roxxel.runs list DIR | compare RUN... | why RUN... | report RUN... |
+serve DIR`.
 
 Exit codes: 0 done, 2 no run is there or a wrong argument.
 """
@@ -31,6 +32,8 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("folder", nargs="?", default="runs", metavar="DIR")
     compare = _command(commands, _compare, "results and settings that differ")
     compare.add_argument("path", nargs="+", metavar="RUN")
+    why = _command(commands, _why, "why it is slow, and which setting changes that")
+    why.add_argument("path", nargs="+", metavar="RUN")
     report = _command(commands, _report, "one HTML file with curves, works offline")
     report.add_argument("path", nargs="+", metavar="RUN")
     report.add_argument("-o", "--output", default="report.html", metavar="FILE")
@@ -53,6 +56,12 @@ def _list(args: argparse.Namespace) -> str:
 
 def _compare(args: argparse.Namespace) -> str:
     return tables.comparison([reading.open_run(path) for path in args.path])
+
+
+def _why(args: argparse.Namespace) -> str:
+    from roxxel.runs import why
+
+    return "\n".join(why.explain(reading.open_run(path)) for path in args.path)
 
 
 def _report(args: argparse.Namespace) -> str:

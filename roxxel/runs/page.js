@@ -77,22 +77,38 @@ function draw() {
   bars();
 }
 
+const PHASE_COLORS = {
+  step: "#3a9b5c", data: "#d9822b", compile: "#8b62b8", start: "#7d858c",
+  evaluation: "#3b76c4", save: "#2fa3b5", sample: "#d46ab0", other: "#a8a829",
+  lost: "#c4453c",
+};
+
+// Wall time by phase, steps that counted first.
 function bars() {
   const plot = choose("goodput");
   if (!plot) return;
-  const runs = data.runs.filter((run) => shown.has(run.id) && run.seconds);
-  const phases = [...new Set(runs.flatMap((run) => Object.keys(run.seconds)))];
+  const runs = data.runs.filter((run) => shown.has(run.id) &&
+    Object.keys(run.seconds).length);
+  const percent = choose("unit").value === "percent";
+  const total = (run) => Object.values(run.seconds).reduce((a, b) => a + b, 0);
+  const first = (phase) => phase === "step" ? 0 : 1;
+  const phases = data.phases.filter((phase) => runs.some((run) => run.seconds[phase]));
+  phases.sort((a, b) => first(a) - first(b));
   const rows = phases.map((phase) => ({
-    type: "bar", orientation: "h", name: phase,
+    type: "bar", orientation: "h", name: phase, marker: { color: PHASE_COLORS[phase] },
     y: runs.map((run) => run.label),
-    x: runs.map((run) => run.seconds[phase] || 0),
-    hovertemplate: "%{x:.1f} s",
+    x: runs.map((run) => (run.seconds[phase] || 0) * (percent ? 100 / total(run) : 1)),
+    text: runs.map((run) => (100 * (run.seconds[phase] || 0) / total(run)).toFixed(1)),
+    customdata: runs.map((run) => run.seconds[phase] || 0), textposition: "none",
+    hovertemplate: "%{customdata:.1f} s, %{text} %",
   }));
   const base = layout("", false);
   Plotly.react(plot, rows, {
-    ...base, barmode: "stack", showlegend: true, height: 90 + 26 * runs.length,
-    hovermode: "closest", yaxis: { ...base.yaxis, type: "category", title: {} },
-    xaxis: { ...base.xaxis, title: { text: "seconds" } },
+    ...base, barmode: "stack", showlegend: true, height: 110 + 26 * runs.length,
+    legend: { orientation: "h", y: 1, yanchor: "bottom", traceorder: "normal" },
+    hovermode: "closest",
+    yaxis: { ...base.yaxis, type: "category", title: {}, autorange: "reversed" },
+    xaxis: { ...base.xaxis, title: { text: percent ? "percent" : "seconds" } },
   }, { displaylogo: false, responsive: true });
 }
 
@@ -110,6 +126,7 @@ function theme(name) {
 for (const id of ["metric", "axis", "log", "smooth"])
   choose(id).addEventListener("input", draw);
 choose("search").addEventListener("input", filter);
+if (choose("unit")) choose("unit").addEventListener("input", bars);
 choose("theme").addEventListener("click", () => {
   const dark = getComputedStyle(document.body).getPropertyValue("--dark").trim() === "1";
   theme(dark ? "light" : "dark");

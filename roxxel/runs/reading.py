@@ -4,18 +4,22 @@ import dataclasses
 import fcntl
 import functools
 import json
+import math
 import pathlib
 from typing import Any
 
 import numpy as np
 
+from roxxel import goodput
 from roxxel.errors import ConfigError
-from roxxel.runs import metrics_table
+from roxxel.runs import evaluations, metrics_table
 
 CONFIG_TEXT = "config.txt"
 _LOG = "roxxel_system.log"
 _LAST_LINES = 60
 _LOG_BYTES = 200_000
+_FAILURE_CHARS = 20_000
+_MOST_FAILURES = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +56,62 @@ class Run:
         return {path: value.partition("  # ")[0] for path, _, value in pairs}
 
     @functools.cached_property
+    def goodput(self) -> goodput.Goodput:
+        """Wall time by phase of all attempts; none of a run that kept no account."""
+        return goodput.read(self.path)
+
+    @functools.cached_property
+    def seconds(self) -> dict[str, float]:
+        """Wall seconds by phase and "lost", those that are not 0."""
+        found = self.goodput.seconds
+        if not self.goodput.attempts:  # of an older run
+            found = self.summary.get("seconds")
+        return {name: spent for name, spent in numbers(found).items() if spent > 0}
+
+    @property
+    def total_secs(self) -> float:
+        """Wall seconds of all attempts."""
+        return sum(self.seconds.values())
+
+    @property
+    def step_share(self) -> float:
+        """Goodput: steps that counted, as a part of the wall time."""
+        spent = self.seconds.get("step", 0.0)
+        return spent / self.total_secs if self.total_secs else 0.0
+
+    @property
+    def down_secs(self) -> float:
+        """Wall seconds between attempts."""
+        attempts = self.goodput.attempts
+        ends = [one.began + sum(one.seconds.values()) for one in attempts[:-1]]
+        begins = [one.began for one in attempts[1:]]
+        return sum(max(b - e, 0.0) for e, b in zip(ends, begins, strict=True))
+
+    @functools.cached_property
+    def evaluations(self) -> list[dict[str, float]]:
+        """Evaluations by completed steps: those of the run, then of `--mode=eval`."""
+        plan = self.info.get("plan")
+        sets = plan.get("evaluate_every") if isinstance(plan, dict) else None
+        return evaluations.read(self.path, self.metrics, sets or ())
+
+    @functools.cached_property
+    def profile(self) -> str:
+        """What a trace of some steps told; "" without one."""
+        return _text(self.path / "profile.txt")
+
+    @functools.cached_property
+    def failures(self) -> list[tuple[str, str]]:
+        """Names and texts of what single processes left: errors, stacks of a hang."""
+        found = [
+            *sorted(self.path.glob("roxxel_error_process_*.log")),
+            *sorted(self.path.glob("stacks/*.txt")),
+        ]
+        return [
+            (path.relative_to(self.path).as_posix(), _text(path)[-_FAILURE_CHARS:])
+            for path in found[-_MOST_FAILURES:]
+        ]
+
+    @functools.cached_property
     def log_tail(self) -> str:
         """The last lines of the system log."""
         return "\n".join(self._log.splitlines()[-_LAST_LINES:])
@@ -85,12 +145,14 @@ class Run:
     @property
     def total_steps(self) -> int | None:
         """Steps of the whole plan."""
-        return self.info.get("total_steps", self.summary.get("steps"))
+        told = self.info.get("total_steps", self.summary.get("steps"))
+        return told if isinstance(told, int) else None
 
     @property
     def steps(self) -> int:
         """Steps in the metrics table."""
         steps = self.metrics.get("step", np.zeros(0))
+        steps = steps[np.isfinite(steps)]
         return int(steps[-1]) if steps.size else 0
 
     def last(self, name: str) -> float | None:
@@ -141,6 +203,17 @@ def find(folder: str) -> list[Run]:
             continue
         waiting += [p for p in path.iterdir() if p.is_dir() and not p.is_symlink()]
     return sorted(found, key=lambda run: run.path)
+
+
+def numbers(found: Any) -> dict[str, float]:
+    """The finite numbers of what should be an object of a JSON file."""
+    if not isinstance(found, dict):
+        return {}
+    return {
+        str(name): float(value)
+        for name, value in found.items()
+        if isinstance(value, int | float) and abs(value) < math.inf
+    }
 
 
 def _json(path: pathlib.Path) -> dict[str, Any]:

@@ -7,12 +7,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 
+from roxxel.goodput import PHASES
+
 WINDOW_STEPS = 50
 
-# Of a run's wall time. What is in no phase is "other"; all before the loop is "start".
-PHASES = (
-    *("start", "compile", "data", "step", "evaluation", "save", "sample", "other"),
-)
 # Time in which steps go on; the rest does not slow the reported rate.
 _TRAINING = ("data", "step", "other")
 _STEPS_KEPT = 10_000  # of the step times, for the percentiles
