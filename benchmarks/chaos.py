@@ -146,7 +146,9 @@ class Chaos:
     def _environment(self, rows: pathlib.Path) -> dict[str, str]:
         return os.environ | {
             "ROXXEL_CHAOS_ROWS": str(rows),
-            # The programs are the same each time: compile them once.
+            # Most of an attempt is compiling: quickly, and once where jax keeps what
+            # was compiled, which is the first process only.
+            "XLA_FLAGS": "--xla_backend_optimization_level=0",
             "JAX_COMPILATION_CACHE_DIR": str(self.folder / "xla"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
