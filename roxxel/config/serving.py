@@ -1,6 +1,7 @@
 """`--mode=serve`: the model of a run behind an OpenAI-compatible address."""
 
 import ipaddress
+import signal
 import socket
 from typing import Any
 
@@ -88,6 +89,7 @@ def _serve(
         end_id=ready.end_id,
         only_local=is_local,
     )
+    listening.listen()  # so that who reads the line below can connect
     shown = f"[{address}]" if ":" in address else address
     say.lines(
         [f"roxxel: {name}, step {ready.run.step}, at http://{shown}:{port}/ and /v1"]
@@ -107,10 +109,14 @@ def _run(uvicorn: Any, web: Any, listening: socket.socket) -> None:
         server_header=False,
     )
     server = uvicorn.Server(config)
+    # uvicorn raises the signal that ended it again, for the handler of before.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         server.run(sockets=[listening])
-    except KeyboardInterrupt:  # uvicorn raises the signal again once it has closed
+    except KeyboardInterrupt:
         return
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _is_local(address: str) -> bool:
