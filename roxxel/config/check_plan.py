@@ -17,6 +17,7 @@ def plan(
     stream, total = values.get("stream"), values.get("total_steps")
     rows = sharding.batch_shards(mesh)
     _check_divides("stream", _spans(stream, total), rows, problems)
+    _check_precision(values.get("precision"), mesh, problems)
     _check_accumulate(values.get("accumulate"), _spans(stream, total), rows, problems)
     sections = [_length(values, stream, total, rows)]
     if model is not None and stream is not None:
@@ -55,6 +56,14 @@ def _check_divides(
     for span in spans:
         if span.batch_size % shards:
             problems.append(_not_divided(where, span.batch_size, shards))
+
+
+def _check_precision(given: Any, mesh: Mapping[str, int], problems: list[str]) -> None:
+    from roxxel.train import precision
+
+    problem = precision.mesh_problem(given, mesh)
+    if problem is not None:
+        problems.append(problem)
 
 
 def _check_accumulate(

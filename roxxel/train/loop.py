@@ -21,7 +21,7 @@ from roxxel.errors import EXIT_OK
 from roxxel.logger import Logger
 from roxxel.notices import Board
 from roxxel.progress import Progress, Waiting
-from roxxel.train import accumulate, describe, ema, ending, meshes
+from roxxel.train import accumulate, describe, ema, ending, meshes, precision
 from roxxel.train.accounts import Accounts
 from roxxel.train.evaluator import Evaluator
 from roxxel.train.feeds import InputEnded
@@ -67,6 +67,9 @@ class Run:
         rows = sharding.batch_sharding(self.mesh, spec.axis_rules)
         self.stream = spec.stream.place(self.mesh, rows)
         accumulate.check_divides(self.stream.spans(), spec.accumulate, self.mesh)
+        precision.check_mesh(
+            spec.precision, None if self.mesh is None else self.mesh.shape
+        )
         self.model, self.optimizer = meshes.create(spec, self.mesh)
         self.checkpointer = stack.enter_context(
             spec.open_checkpoints(workdir, self.model, self.optimizer)

@@ -1,6 +1,7 @@
 """In which types a run stores, computes, adds up and reduces."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
@@ -74,22 +75,37 @@ class Precision:
         return jax.tree_util.tree_map_with_path(store, params, mask)
 
 
+def mesh_problem(
+    precision: Precision | None, sizes: Mapping[str, int] | None
+) -> str | None:
+    """What of a precision a mesh (None: one device) does not allow, in one line."""
+    if precision is None or precision.reductions == "float32" or sizes is None:
+        return None
+    others = [axis for axis in sizes if axis not in _DATA_AXES and sizes[axis] > 1]
+    if not others:
+        return None
+    return (
+        f"precision: reductions={precision.reductions} needs a mesh with axes data and "
+        f"replica only, this one has {dict(sizes)}; leave reductions at float32."
+    )
+
+
+def check_mesh(precision: Precision | None, sizes: Mapping[str, int] | None) -> None:
+    """Raises a ConfigError where `mesh_problem` finds one."""
+    problem = mesh_problem(precision, sizes)
+    if problem is not None:
+        raise ConfigError(problem)
+
+
 def mesh_to_reduce_over(precision: Precision, optimizer: nnx.Optimizer) -> Any:
-    """The mesh of the optimizer if gradients are to be reduced in a type of their own.
+    """The optimizer's mesh if gradients have a type of their own for it, or None.
 
     Raises:
       ConfigError: it has other axes than those of data.
     """
     place = getattr(optimizer.step.get_value(), "sharding", None)
-    if precision.reductions == "float32" or not isinstance(
-        place, jax.sharding.NamedSharding
-    ):
+    is_placed = isinstance(place, jax.sharding.NamedSharding)
+    if precision.reductions == "float32" or not is_placed:
         return None
-    sizes = dict(place.mesh.shape)
-    others = [axis for axis in sizes if axis not in _DATA_AXES and sizes[axis] > 1]
-    if others:
-        raise ConfigError(
-            f"precision: reductions={precision.reductions} needs a mesh with axes data "
-            f"and replica only, this one has {sizes}; leave reductions at float32."
-        )
+    check_mesh(precision, place.mesh.shape)
     return place.mesh

@@ -59,6 +59,7 @@ class Refusals:
             self._run.done = step - 1
         with self._run.clock.phase("other"):
             batch = self._batch(step - 1)
+            self._check_vocabulary(step - 1, batch)
             self._run.write_back()
             rows = None if batch is None else self._rows(metrics, batch)
             self._dump(step, reason, metrics, rows)
@@ -66,7 +67,6 @@ class Refusals:
             self._note(step, reason, rows, "all")
             self._tell(f"{reason}: its update is left out.")
             return
-        self._check_vocabulary(step - 1, batch)
         if self._rule.policy == "rewind" and not self._has_gone_back_enough():
             self._note(step, reason, rows, self._new_left_out(step - 1, rows, batch))
             self._tell(f"{reason}: going back to the newest checkpoint.")
@@ -188,6 +188,8 @@ class Refusals:
             return
         ids = np.asarray(batch.get("tokens", 0) if isinstance(batch, dict) else batch)
         if ids.min() < 0 or ids.max() >= size:
+            run.save({})
+            run.wait_for_checkpoint()
             raise ConfigError(
                 f"batch {number} holds ids from {ids.min()} to {ids.max()}, the model "
                 f"has vocab_size {size}; set vocab_size above the largest id."
