@@ -2,6 +2,9 @@
 
 Each returns a `fdl.Partial`, which the trainer calls with `rngs=`. A size sets what is
 not given; a shape without a size starts from "tiny".
+Embedding and head are padded to multiples of 128 rows, which losses, logits and counts
+never show. What is not among the arguments is set on the result, such as
+`--fdl.model.qk_norm=True` or `--fdl.model.attention=plain`.
 
 | size   | mamba2: layers x d_model | transformer: layers x d_model              |
 |--------|--------------------------|--------------------------------------------|

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from roxxel import sharding
 from roxxel.models import documents
 from roxxel.models.attention_kernels import Causal, check
+from roxxel.models.attention_parts import attend
 
 
 def inputs(length=256, dtype=jnp.float32):
@@ -71,3 +73,16 @@ def test_auto_takes_the_platforms_kernel_where_it_fits(
 def test_another_choice_is_refused():
     with pytest.raises(ValueError, match="must be one of 'auto', 'plain', 'flash'"):
         check("fast")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [None, 200])
+def test_the_fused_kernel_on_parts_of_heads_and_sequence(window):
+    (q, k, v), runs_BL = inputs(512)
+    where = documents.locate(runs_BL, 512, None)
+    mesh = sharding.make_mesh({"tensor": 2, "context": 2}, jax.devices()[:4])
+    placed = sharding.Placed(mesh, sharding.DEFAULT_RULES)
+    fused = Causal(choice="flash", window=window, interpret=True)
+    run = jax.jit(lambda q, k, v: attend(fused, q, k, v, where, placed))
+    plain = Causal(choice="plain", window=window)(q, k, v, where)
+    np.testing.assert_allclose(run(q, k, v), plain, atol=2e-5)
