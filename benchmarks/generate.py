@@ -40,11 +40,12 @@ def main() -> None:
     _tell("parameters_mb", size / 1e6)
     _tell("read_gb_per_s", bandwidth / 1e9)
     _tell("bound_tokens_per_s", bound)
-    early, late = _secs_per_step(decoder, 1, chunks, (128, _LATE))
+    early, late, sixteen = _secs_per_step(
+        [_At(decoder, 1, 128), _At(decoder, 1, _LATE), _At(decoder, 16, 128)], chunks
+    )
     _tell("tokens_per_s_at_128", 1 / early)
     _tell("of_the_bound", 1 / early / bound)
     _tell(f"time_at_{_LATE}_over_time_at_128", late / early)
-    (sixteen,) = _secs_per_step(decoder, 16, chunks, (128,))
     _tell("tokens_per_s_of_batch_16", 16 / sixteen)
     _tell("batch_16_over_batch_1", 16 * early / sixteen)
 
@@ -53,29 +54,32 @@ def _tell(name: str, value: float) -> None:
     print(json.dumps({name: float(f"{value:.4g}")}), flush=True)
 
 
-def _secs_per_step(
-    decoder: decoding.Decoder, batch: int, chunks: int, positions: tuple[int, ...]
-) -> list[float]:
-    """The least time of a step from each position on."""
-    rows = [sampling.Sampling(temperature=0)] * batch
-    knobs = sampling.knobs(rows, decoder.vocab_size)
-    kinds = sampling.Kinds.of(rows)
-    prompts = [np.arange(64, dtype=np.int32)] * batch
-    carry = decoder.start(prompts, knobs, kinds, slots=256)
-    found, position = [], 64
-    for start in positions:
-        while position < start:
-            _, carry = decoder.run(carry, knobs, kinds, decoding.CHUNK)
-            position += decoding.CHUNK
-        best = float("inf")
-        for _ in range(chunks):
-            began = time.perf_counter()
-            tokens, carry = decoder.run(carry, knobs, kinds, decoding.CHUNK)
-            np.asarray(tokens)
-            best = min(best, (time.perf_counter() - began) / decoding.CHUNK)
-            position += decoding.CHUNK
-        found.append(best)
-    return found
+class _At:
+    """A batch that has read so many tokens."""
+
+    def __init__(self, decoder: decoding.Decoder, batch: int, position: int):
+        rows = [sampling.Sampling(temperature=0)] * batch
+        self._decoder, self._kinds = decoder, sampling.Kinds.of(rows)
+        self._knobs = sampling.knobs(rows, decoder.vocab_size)
+        prompts = [np.arange(64, dtype=np.int32)] * batch
+        self._carry = decoder.start(prompts, self._knobs, self._kinds, slots=256)
+        for _ in range(64, position, decoding.CHUNK):
+            self.chunk()
+
+    def chunk(self) -> float:
+        """Seconds a step of one chunk."""
+        began = time.perf_counter()
+        tokens, self._carry = self._decoder.run(
+            self._carry, self._knobs, self._kinds, decoding.CHUNK
+        )
+        np.asarray(tokens)
+        return (time.perf_counter() - began) / decoding.CHUNK
+
+
+def _secs_per_step(batches: list[_At], chunks: int) -> list[float]:
+    """The least time of a step of each, a chunk of each in turn."""
+    rounds = [[batch.chunk() for batch in batches] for _ in range(chunks)]
+    return [min(times) for times in zip(*rounds, strict=True)]
 
 
 def _bandwidth() -> float:

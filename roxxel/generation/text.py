@@ -36,7 +36,7 @@ class Continuation:
         self._shown_from = self._shown_to = 0  # tokens whose text is out
         self._held = ""  # may be the beginning of a stop sequence
 
-    def feed(self, ids: Iterable[int]) -> str:
+    def feed(self, ids: Iterable[Any]) -> str:
         """The text that more tokens make certain; those after the end are ignored."""
         text = ""
         for token in ids:
