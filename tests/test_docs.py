@@ -27,6 +27,16 @@ def test_every_block_runs(page, tmp_path, run_python):
     pages.run(page, tmp_path, run_python)
 
 
+@pytest.mark.slow
+def test_use_of_a_model(tmp_path, run_python):
+    """What the page takes is made by the first command of the page before it."""
+    pytest.importorskip("openai", reason="the public client is not installed")
+    first = next(b for b in pages.blocks("first-run.md") if "runs/first" in b[2])
+    done = pages.run("use.md", tmp_path, run_python, prepare=[first])
+    assert "eval_loss" in done.stdout
+    assert (tmp_path / "tasks.jsonl").stat().st_size > 100
+
+
 def test_flags_are_those_there_are():
     assert options.usage() in (DOCS / "flags.md").read_text()
 

@@ -30,6 +30,7 @@ learning_rate: 3.e-4
 adam_b2: 0.98
 ici_fsdp_parallelism: 2
 ici_tensor_parallelism: 2
+dcn_data_parallelism: 2
 remat_policy: minimal
 dataset_type: hf
 hf_path: some/data
@@ -88,6 +89,7 @@ def test_maxtext(imported):
     assert config.total_steps.tokens == 10 * 16 * 128
     assert config.schedule.peak == 3e-4
     assert config.optimizer.b2 == 0.98
+    assert config.dcn_axes == {"data": 2}
     assert config.mesh_axes == {"fsdp": 2, "tensor": 2}
     assert "hf_path = 'some/data'" in text
     assert "some_new_thing" in text
