@@ -284,3 +284,28 @@ def test_processes_with_other_configurations_end_with_2(
         assert "peak" in output
         assert "0.5 there" in output
     assert not (tmp_path / "run").exists()
+
+
+JOIN_AFTER_USE = """
+import sys
+import numpy as np
+import roxxel, roxxel.main, roxxel.checkpoint
+from roxxel import Logger, Roxxel, distributed
+rox = Roxxel(sys.argv[1] + "/data.rox")
+rox.write([np.arange(100, dtype=np.uint8)])
+assert rox.num_elements == 100
+Logger
+import jax
+from jax._src import xla_bridge
+assert not xla_bridge.backends_are_initialized()
+assert str(distributed.initialize(sys.argv[2], 1, 0)).endswith("0 of 1, coordinator "
+    + sys.argv[2] + " (--coordinator=" + sys.argv[2] + ")")
+assert not xla_bridge.backends_are_initialized()
+jax.distributed.initialize(sys.argv[2], 1, 0)
+assert jax.process_index() == 0
+"""
+
+
+def test_joining_is_possible_after_imports_writing_and_opening(tmp_path, run_python):
+    address = f"127.0.0.1:{free_port()}"
+    run_python("-c", JOIN_AFTER_USE, tmp_path, address, check=True)
