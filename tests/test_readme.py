@@ -63,7 +63,11 @@ def test_an_experiment_of_ones_own_runs_from_any_folder(
 
 def shown_commands():
     lines = re.findall(r"^    python (-m roxxel\.main .*)$", README, re.M)
-    return [line for line in lines if "experiments.ssm_small" in line]
+    return [
+        line
+        for line in lines
+        if "experiments.ssm_small" in line and "launch.local" not in line
+    ]
 
 
 @pytest.mark.parametrize("line", shown_commands())
@@ -118,6 +122,14 @@ def test_commands_of_a_check_are_those_of_the_tutorial():
     (line,) = re.findall(r"^    python .*--mode=check .*$", README, re.M)
     assert sorted(line.split()) in [sorted(row.split()) for row in tutorial.split("\n")]
     assert "-m launch.sweep" in tutorial
+
+
+def test_commands_that_use_a_run_are_those_of_the_pages():
+    """Tests run all commands of these pages."""
+    known = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in ("use",))
+    for mode in ("eval", "sample", "serve"):
+        (line,) = re.findall(rf"^    (python .*--mode={mode} .*)$", README, re.M)
+        assert line.replace("runs/ssm_small", "runs/first") in known
 
 
 def test_runs_are_read_back(tmp_path, run_python):
