@@ -443,9 +443,10 @@ def test_just_under_the_memory_of_a_chip_fits_and_just_over_does_not():
             f"--fdl.stream.batch_size={batch_size}",
         )
 
-    much = at(65536)
+    # Not far above: what a program lacks grows in a straight line only nearby.
+    much = at(17408)
     assert not much.fits
-    rows_that_fit = 65536 * much.memory.limit / much.memory.total
+    rows_that_fit = 17408 * much.memory.limit / much.memory.total
     under, over = (at(int(rows_that_fit * part) // 8 * 8) for part in (0.96, 1.04))
     assert under.fits
     assert 0.9 * much.memory.limit < under.memory.total <= much.memory.limit
