@@ -17,7 +17,8 @@ from roxxel.train.trainer import Trainer
 
 # What every run of a trainer tells, and what each evaluation does.
 _METRICS = ("loss", "perplexity", "grad_norm", "learning_rate", "tokens")
-_METRICS += ("tokens_per_sec",)
+_METRICS += ("tokens_per_sec", "elapsed", "memory_gib", "mfu", "weight_norm")
+_METRICS += ("update_norm",)
 _EVALUATED = ("loss", "perplexity", "accuracy", "bits_per_byte")
 
 

@@ -2,32 +2,59 @@
 
 import base64
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from roxxel.runs.reading import Run
 
 MOST_POINTS = 1500
-_POINTS_OF_PAGE = 16_000  # of one metric over all runs
+_POINTS_OF_PAGE = 60_000  # of all curves: about 0.7 MB
+_FEWEST_POINTS = 40
 _AXIS_POINTS = 300
-_LEFT_OUT = ("step", "perplexity")  # the loss says the same
+_LEFT_OUT = ("step", "perplexity", "elapsed")  # the loss and the axes say the same
+_FINEST = ("loss", "eval_loss")  # get three times the points of the others
 
 
-def of_run(run: Run, num_runs: int = 1) -> dict:
-    """Curves by metric name, for a page of `num_runs` runs.
+def of_runs(runs: Sequence[Run]) -> list[dict]:
+    """Curves of each run by metric name, small enough together for one page.
 
     Each has `x` (steps) and `y`; under "" stand the axes: tokens and minutes of
     training at some steps, to be interpolated. All as base64 of little-endian float32.
     """
-    columns = run.metrics
+    shown = [_shown(run.metrics) for run in runs]
+    shares = sum(_weight(name) for columns in shown for name in columns)
+    a_share = _POINTS_OF_PAGE // max(shares, 1)
+    return [
+        _curves(run.metrics, columns, a_share)
+        for run, columns in zip(runs, shown, strict=True)
+    ]
+
+
+def _shown(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     if not columns or not columns["step"].size:
         return {}
-    most = min(MOST_POINTS, _POINTS_OF_PAGE // num_runs)
     return {
-        name: _curve(columns["step"], values, most)
+        name: values
         for name, values in columns.items()
         if name not in _LEFT_OUT and not np.isnan(values).all()
-    } | {"": _thinned_axes(columns)}
+    }
+
+
+def _weight(name: str) -> int:
+    return 3 if name in _FINEST else 1
+
+
+def _curves(
+    columns: dict[str, np.ndarray], shown: dict[str, np.ndarray], a_share: int
+) -> dict:
+    if not shown:
+        return {}
+    found = {}
+    for name, values in shown.items():
+        most = min(MOST_POINTS, max(_FEWEST_POINTS, a_share * _weight(name)))
+        found[name] = _curve(columns["step"], values, most)
+    return found | {"": _thinned_axes(columns)}
 
 
 def _thinned_axes(columns: dict[str, np.ndarray]) -> dict[str, str]:
@@ -59,7 +86,10 @@ def _filled(values: np.ndarray) -> np.ndarray:
 
 def _curve(steps: np.ndarray, values: np.ndarray, most: int) -> dict[str, str]:
     rows = np.flatnonzero(~np.isnan(values))
-    rows = rows[thinned(values[rows], most)]
+    known = values[rows]
+    if known.min() == known.max():  # a line
+        most = 4
+    rows = rows[thinned(known, most)]
     return {"x": _encoded(steps[rows]), "y": _encoded(values[rows])}
 
 

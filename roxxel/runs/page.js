@@ -46,7 +46,7 @@ function traces(metric) {
       return {
         x: placed(run, curve.x, axis), y: smoothed(curve.y, weight), name: run.label,
         mode: curve.y.length < 3 ? "markers" : "lines",
-        line: { width: 1.5, color: run.color }, marker: { color: run.color },
+        line: { width: 1.5, color: run.color, dash: run.dash }, marker: { color: run.color },
         hovertemplate: "%{y:.5g} at %{x:,}",
       };
     });
@@ -57,7 +57,7 @@ function layout(metric, log) {
   const line = style.getPropertyValue("--line").trim();
   const axis = { gridcolor: line, zerolinecolor: line, automargin: true };
   return {
-    margin: { l: 60, r: 12, t: 8, b: 40 }, height: 300, showlegend: false,
+    margin: { l: 76, r: 12, t: 8, b: 40 }, height: 300, showlegend: false,
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: style.getPropertyValue("--text").trim(), size: 12 },
     xaxis: { ...axis, title: { text: choose("axis").value } },
@@ -139,6 +139,7 @@ for (const box of document.querySelectorAll("input[data-run]"))
   });
 draw();
 document.body.dataset.ready = "1";
+document.body.dataset.millis = performance.now().toFixed();
 if (data.refresh) setInterval(async () => {
   const answer = await fetch("version", { cache: "no-store" });
   if (answer.ok && (await answer.text()) !== data.version) location.reload();

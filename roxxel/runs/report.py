@@ -24,6 +24,10 @@ except ImportError as err:
     raise extras.missing("roxxel.runs.report", "report", err) from err
 
 
+# One for each round through the colors.
+_DASHES = ("solid", "dot", "dash", "dashdot")
+
+
 def write(runs: Sequence[Run], path: pathlib.Path) -> int:
     """Writes the report of `runs`; returns its size in bytes.
 
@@ -42,13 +46,15 @@ def write(runs: Sequence[Run], path: pathlib.Path) -> int:
 def page(runs: Sequence[Run], *, refresh_secs: int = 0, version: str = "") -> str:
     """The whole page; with `refresh_secs` it asks its server for a newer version."""
     labels = sections.labels_of(runs)
+    drawn = curves.of_runs(runs)
     data = {
         "runs": [
             {
                 "id": i,
                 "label": label,
                 "color": sections.COLORS[i % len(sections.COLORS)],
-                "curves": curves.of_run(run, len(runs)),
+                "dash": _DASHES[i // len(sections.COLORS) % len(_DASHES)],
+                "curves": drawn[i],
                 "seconds": _known_phases(run.seconds),
             }
             for i, (run, label) in enumerate(zip(runs, labels, strict=True))

@@ -14,6 +14,7 @@ COLORS = (
 )
 _FIRST_METRICS = ("loss", "eval_loss")
 _MORE_PLOTS = ("learning_rate", "tokens_per_sec")
+_WHOLE_CONFIGS = 6
 _EVALUATIONS_SHOWN = 20  # the newest of a run, and the best ones
 
 
@@ -192,14 +193,18 @@ def differences(runs: Sequence[Run], labels: Sequence[str]) -> str:
 
 
 def configs(runs: Sequence[Run], labels: Sequence[str]) -> str:
-    """All settings of each run, to be searched."""
+    """All settings of each run, to be searched; of many, where they differ."""
     parts = []
-    for run, label in zip(runs, labels, strict=True):
+    for i, (run, label) in enumerate(zip(runs, labels, strict=True)):
+        is_short = i > 0 and len(runs) > _WHOLE_CONFIGS
+        known = runs[0].config if is_short else {}
         rows = "".join(
             f'<tr data-path="{html.escape(path)}"><td>{html.escape(path)}</td>'
             f'<td class="value">{html.escape(value)}</td></tr>'
             for path, value in run.config.items()
+            if known.get(path) != value
         )
+        label = f"{label}, as {labels[0]} but for:" if is_short else label
         table = f'<div class="scroll"><table>{rows}</table></div>'
         parts.append(_folded(label, table, is_open=len(runs) == 1))
     search = '<input type="search" id="search" placeholder="search the settings">'
