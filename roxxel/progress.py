@@ -4,7 +4,7 @@
 
 Output never raises: a closed or full stream turns the bar off. Whoever prints to
 the same terminal does so inside `cleared()`, so that the live line is wiped first and
-drawn again below the new text.
+drawn again below the new text; handlers of `logging` need not know of it.
 """
 
 import collections
@@ -16,6 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from typing import TextIO
+
+from roxxel import log_lines
 
 LIVE_INTERVAL_SECS = 0.1
 PLAIN_INTERVAL_SECS = 5.0  # never more often than this on a file or a pipe
@@ -39,6 +41,8 @@ class Progress:
         stream: Where to draw; standard error at the time of the call by default.
         initial: Units done before this process started (resumed job); not part of
             the rate.
+        plain_after: Seconds before the first plain line; a job that is over by then
+            tells nothing on a file or a pipe.
         clock: Monotonic seconds.
     """
 
@@ -50,6 +54,7 @@ class Progress:
         stream: TextIO | None = None,
         *,
         initial: int = 0,
+        plain_after: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.total = total
@@ -70,6 +75,7 @@ class Progress:
         self._next_draw = self._started
         self._last_plain = self._started
         self._next_tenth = 0
+        self._plain_from = self._started + plain_after
         self._appear()
         self._draw(self._started)
 
@@ -86,6 +92,7 @@ class Progress:
                 if _live:
                     _erase(_live[-1])
                 _live.append(self)
+                _above.enter(_is_terminal)
 
     def update(self, n: int = 1, note: str | None = None) -> None:
         """Counts `n` more units; cheap enough for every step."""
@@ -118,9 +125,9 @@ class Progress:
             now = self._clock()
             if self._is_live:
                 _erase(self)
-                if self in _live:  # not in a forked child
-                    _live.remove(self)
-            self._write(self._line(now, final=True) + "\n")
+                _remove(self)
+            if self._is_live or now >= self._plain_from:
+                self._write(self._line(now, final=True) + "\n")
             if _live:
                 _live[-1]._redraw()
 
@@ -140,6 +147,8 @@ class Progress:
         """The first line at once; then each tenth, at a readable cadence."""
         self._next_draw = now + PLAIN_INTERVAL_SECS
         self._sample(now)
+        if now < self._plain_from:
+            return
         silent = now - self._last_plain >= PLAIN_SILENCE_SECS
         tenth = 10 * self.count // self.total if self.total else 0
         if now > self._started and tenth < self._next_tenth and not silent:
@@ -222,8 +231,7 @@ class Waiting(Progress):
         with _locked():
             if self._is_live:
                 _erase(self)
-                if self in _live:
-                    _live.remove(self)
+                _remove(self)
             elif self._plain_after > PLAIN_WAIT_SECS:
                 self._write(f"{self.label} took {self._spent():.0f} s\n")
             if _live:
@@ -299,11 +307,30 @@ def _erase(bar: Progress) -> None:
         bar._drawn = ""
 
 
+def _remove(bar: Progress) -> None:
+    if bar in _live:  # not in a forked child
+        _live.remove(bar)
+    if not _live:
+        _above.leave()
+
+
+def _clear_for_others() -> None:
+    """Makes room for a line that somebody else is about to write."""
+    with _locked():
+        if _live:
+            _erase(_live[-1])
+            _live[-1]._next_draw = _live[-1]._clock() + LIVE_INTERVAL_SECS
+
+
+_above = log_lines.Above(_clear_for_others)
+
+
 def _forget_in_child() -> None:
     """A forked child has neither the bars nor the thread that may hold the lock."""
     global _drawing
     _drawing = threading.RLock()
     _live.clear()
+    _above.leave()
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,11 +1,23 @@
 """The progress line: live on a terminal, sparse elsewhere, never in the way."""
 
 import io
+import logging
+import os
+import re
+import struct
+import sys
+import threading
 
+import numpy as np
 import pytest
+from absl import logging as absl_logging
 
-from roxxel import progress
+from roxxel import Logger, optim, progress
+from roxxel.dataset import Roxxel
 from roxxel.progress import Progress, Waiting
+from roxxel.train.evaluation import Evaluation
+from roxxel.train.trainer import Trainer
+from tests.tiny import Bigram, compile_once  # noqa: F401
 
 
 class Terminal(io.StringIO):
@@ -15,13 +27,50 @@ class Terminal(io.StringIO):
         return True
 
     def screen(self) -> list[str]:
-        lines = []
-        for line in self.getvalue().split("\n"):
-            shown = ""
-            for piece in line.split("\r"):
-                shown = piece + shown[len(piece) :]
-            lines.append(shown.rstrip())
-        return lines
+        return screen(self.getvalue())
+
+
+def screen(text: str) -> list[str]:
+    """What a terminal shows of a text."""
+    lines = []
+    for line in text.split("\n"):
+        shown = ""
+        for piece in line.split("\r"):
+            shown = piece + shown[len(piece) :]
+        lines.append(shown.rstrip())
+    return lines
+
+
+class PseudoTerminal:
+    """A real one, with a thread that keeps what is written to it."""
+
+    def __init__(self):
+        import fcntl
+        import termios
+
+        master, slave = os.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
+        self.stream = io.TextIOWrapper(
+            io.FileIO(slave, "w"), encoding="utf-8", write_through=True
+        )
+        self._text: list[bytes] = []
+        self._master = master
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            while piece := os.read(self._master, 65536):
+                self._text.append(piece)
+        except OSError:  # how Linux tells that the other side is closed
+            pass
+
+    def screen(self) -> list[str]:
+        """All lines; closes the terminal."""
+        self.stream.close()
+        self._thread.join(timeout=30)
+        os.close(self._master)
+        return screen(b"".join(self._text).decode().replace("\r\n", "\n"))
 
 
 class Clock:
@@ -202,3 +251,98 @@ def test_a_wait_elsewhere_is_told_ever_more_seldom(clock):
     with Waiting("restoring", file, clock=clock):
         clock.now += 9
     assert file.getvalue() == ""
+
+
+def test_lines_of_other_packages_stand_above_the_live_line(clock, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)  # absl asks for it again
+    plain = logging.StreamHandler(terminal)
+    absl_handler = absl_logging.ABSLHandler(absl_logging.PythonFormatter())
+    monkeypatch.setattr(absl_handler.python_handler, "stream", terminal)
+    loggers = [logging.getLogger(f"tests.progress.{name}") for name in ("a", "b")]
+    for logger, handler in zip(loggers, (plain, absl_handler), strict=True):
+        logger.addHandler(handler)
+        logger.propagate = False
+    try:
+        with Progress(10, "train", "steps", terminal, clock=clock) as bar:
+            clock.now += 1
+            bar.update(4)
+            loggers[0].warning("a word of another package")
+            clock.now += 1
+            bar.update()
+            loggers[1].warning("a word of absl")
+            clock.now += 1
+            bar.update()
+            shown = terminal.screen()
+        assert shown[0] == "a word of another package"
+        # Above it absl may say once that its flags are not parsed.
+        assert shown[-2].endswith("] a word of absl")
+        assert shown[-1].startswith("train  60% | 6/10 steps")
+        assert not plain.filters
+        assert not absl_handler.python_handler.filters
+    finally:
+        for logger, handler in zip(loggers, (plain, absl_handler), strict=True):
+            logger.removeHandler(handler)
+
+
+def test_a_short_job_without_a_terminal_may_tell_nothing(clock):
+    file = io.StringIO()
+    with Progress(10, "train", "steps", file, plain_after=60, clock=clock) as bar:
+        for _ in range(10):
+            clock.now += 5
+            bar.update()
+    assert file.getvalue() == ""
+    with Progress(100, "train", "steps", file, plain_after=60, clock=clock) as bar:
+        for _ in range(100):
+            clock.now += 5
+            bar.update()
+    told = file.getvalue().splitlines()
+    assert told[0].startswith("train  12% | 12/100 steps")
+    assert 10 <= len(told) <= 12
+    assert told[-1].startswith("train 100% | 100/100 steps")
+
+
+def small_run(tmp_path, **options):
+    dataset = Roxxel(tmp_path / "train_*.rox")
+    rng = np.random.default_rng(0)
+    dataset.write([rng.integers(0, 16, 1100).astype(np.uint8)])
+    held = Evaluation(dataset=dataset, seq_len=8, batch_size=16, every=8)
+    return Trainer(
+        model=Bigram,
+        optimizer=optim.adamw(schedule=optim.warmup_cosine(peak=0.05, total_steps=20)),
+        stream=dataset.stream(8, 8, seed=3, overlap=1),
+        total_steps=20,
+        evaluation=held,
+        save_every=10,
+        logger=lambda log_dir: Logger(log_dir, console_every=5),
+        **options,
+    )
+
+
+@pytest.mark.usefixtures("compile_once")
+def test_a_run_on_a_terminal_has_a_live_line_and_whole_log_lines(tmp_path, monkeypatch):
+    terminal = PseudoTerminal()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", terminal.stream)
+        patch.setattr(sys, "stderr", terminal.stream)
+        patch.setattr(progress, "LIVE_INTERVAL_SECS", 0.0)
+        assert small_run(tmp_path).run(tmp_path / "run") == 0
+    lines = [line for line in terminal.screen() if line]
+    log = (tmp_path / "run" / "roxxel_system.log").read_text().splitlines()
+    messages = {re.sub(r"^\S+ \S+ [A-Z]+ ", "", line) for line in log}
+    metrics = [line for line in lines if line.startswith("step ")]
+    # Those with a loss of steps 5, 10, 15, 20; evaluations after 8, 16 and 20.
+    assert len(metrics) in (6, 7)
+    live = [line for line in lines if line.startswith("train ")]
+    (last,) = live
+    expected = (
+        r"train 100% \| 1,280/1,280 tokens \| [\d.,]+ tokens/s \| took 0:\d\d \| "
+    )
+    assert re.fullmatch(expected + r"step 20  loss \d\.\d{4}  saved 10", last)
+    assert not set(lines) - messages - set(metrics) - set(live)
+
+
+@pytest.mark.usefixtures("compile_once")
+def test_a_short_run_elsewhere_has_no_progress_lines(tmp_path, capsys):
+    assert small_run(tmp_path, stop_after=2).run(tmp_path / "run") == 0
+    assert "train " not in capsys.readouterr().err

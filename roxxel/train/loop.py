@@ -9,7 +9,6 @@ import collections
 import contextlib
 import functools
 import pathlib
-import sys
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from roxxel import sharding
 from roxxel.errors import EXIT_OK
 from roxxel.logger import Logger
 from roxxel.notices import Board
-from roxxel.progress import Progress, Waiting
+from roxxel.progress import PLAIN_SILENCE_SECS, Progress, Waiting
 from roxxel.train import accumulate, describe, ema, ending, meshes, precision
 from roxxel.train.accounts import Accounts
 from roxxel.train.evaluator import Evaluator
@@ -226,12 +225,12 @@ class Run:
             self.refusals.see(step, numbers, alive=alive)
         if progress is not None:
             loss = float(np.asarray(metrics["loss"]))
-            note = f"step {step:,}  loss {loss:.4f}"
+            saved = f"  saved {self.saved_step:,}" if self.saved_step > 0 else ""
+            note = f"step {step:,}  loss {loss:.4f}{saved}"
             progress.set(self.stream.tokens(step), note=note)
 
     def _progress(self, start: int) -> contextlib.AbstractContextManager:
-        # Off a terminal the logger's own lines are the progress.
-        if jax.process_index() or not sys.stderr.isatty():
+        if jax.process_index():
             return contextlib.nullcontext()
         return contextlib.closing(
             Progress(
@@ -239,6 +238,7 @@ class Run:
                 label="train",
                 unit="tokens",
                 initial=self.stream.tokens(start),
+                plain_after=PLAIN_SILENCE_SECS,
             )
         )
 
@@ -294,7 +294,7 @@ class Run:
         """Saves a checkpoint of the completed steps, unless there is one."""
         if self.saved_step == self.done:
             return
-        with self.clock.phase("save"):
+        with self._long("save", "saving"):
             # Rows first: a checkpoint must not be ahead of the table it continues.
             self.logger.flush()
             self.write_back()
@@ -318,7 +318,7 @@ class Run:
 
     def wait_for_checkpoint(self) -> None:
         """Waits until the checkpoint that is being written is complete."""
-        with self.clock.phase("save"):
+        with self._long("save", "writing the checkpoint"):
             self.checkpointer.wait()
 
     def _save_alone(self) -> None:
