@@ -163,6 +163,7 @@ def many(log):
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_no_kind_of_exit_loses_a_line(ending, tmp_path, run_python):
+    # field report G1, 48: the newest records were lost at exit
     code, exit_code, last = ENDINGS[ending]
     result = run_python("-c", PREAMBLE + code, tmp_path / "run")
     assert result.returncode == exit_code, result.stderr
@@ -301,6 +302,7 @@ def test_logging_after_close_is_an_error(tmp_path):
 
 
 def test_root_and_absl_logging_are_left_alone(tmp_path, capfd):
+    # field report G1, 49: messages came twice
     from absl import logging as absl_logging
 
     root = logging.getLogger()
@@ -319,6 +321,7 @@ def test_root_and_absl_logging_are_left_alone(tmp_path, capfd):
 
 
 def test_loggers_on_two_folders_do_not_mix(tmp_path, capfd):
+    # field report G1, 49: messages came twice
     with Logger(tmp_path / "a") as a, Logger(tmp_path / "b") as b:
         for i in range(100):
             a.log_message("a%d", i)
@@ -332,6 +335,7 @@ def test_loggers_on_two_folders_do_not_mix(tmp_path, capfd):
 
 def test_a_second_logger_on_a_folder_takes_it_over(tmp_path):
     """A notebook cell run twice."""
+    # field report G1, 49: messages came twice
     first = Logger(tmp_path, console=False)
     first.log_message("first")
     second = Logger(tmp_path / "x" / "..", console=False)
@@ -381,6 +385,7 @@ def test_values_survive_exactly(tmp_path):
 
 
 def test_not_finite_numbers_are_written_and_shown(tmp_path, capfd):
+    # field report G2, 52: what is not finite, and means over nothing
     with Logger(tmp_path) as log:
         log.log_metrics_summary(step=1, loss=math.nan, ppl=math.inf)
         log.log_metrics_summary(step=2, loss=100.0)
@@ -394,6 +399,7 @@ def test_not_finite_numbers_are_written_and_shown(tmp_path, capfd):
 
 
 def test_resuming_replaces_the_steps_logged_again(tmp_path):
+    # field report G2, 50: a new start deleted what was there
     log_steps(tmp_path, range(10))
     log_steps(tmp_path, range(7, 16), again=1)
     rows = read_csv(tmp_path)
@@ -403,6 +409,7 @@ def test_resuming_replaces_the_steps_logged_again(tmp_path):
 
 
 def test_resuming_with_other_columns_keeps_one_header(tmp_path):
+    # field report G2, 51: the header came again
     log_steps(tmp_path, range(5))
     log_steps(tmp_path, range(5, 10), lr=0.1)
     log_steps(tmp_path, range(10, 12))
@@ -592,6 +599,7 @@ def test_wrong_values_are_named_at_the_call(arguments, match, tmp_path):
 
 
 def test_no_call_waits_for_a_device_and_order_is_kept(tmp_path):
+    # field report G3, 53: the host waited for the device at each call
     slow, late_step = DeviceValue(2.0), DeviceValue(7, ready=True)
     late_step.dtype = np.dtype("int32")
     recorder = Recorder()
@@ -693,6 +701,7 @@ def test_only_the_lead_writes(index, tmp_path, run_python):
 
 
 def test_an_exception_of_another_process_stays_visible(tmp_path, run_python):
+    # field report G3, 54: tracebacks of other processes were lost
     code = RANKS.format(join="", then="raise RuntimeError('bad shard')")
     result = run_python("-c", code, tmp_path, env={"ROXXEL_PROCESS_ID": "3"})
     assert result.returncode == 1
@@ -753,6 +762,7 @@ with log:
 
 
 def test_two_joined_processes_write_one_set_of_files(tmp_path):
+    # field report G3, 54: every process wrote
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

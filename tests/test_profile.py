@@ -1,5 +1,11 @@
 """A trace of some steps of a run, and its summary."""
 
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -151,6 +157,40 @@ def test_origins_come_from_the_compiled_program():
     program = jax.jit(squared).lower(jnp.ones((8, 8))).compile()
     assert any("part/" in origin for origin in operations.origins(program).values())
     assert operations.origins(lambda: None) == {}
+
+
+ONE_OF_TWO = """
+import pathlib, sys
+index, port, folder = int(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])
+import jax
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(f"127.0.0.1:{port}", 2, index)
+from tests.test_profile import trainer
+sys.exit(trainer(folder, profile="3:5", stop_after=6).run(folder / "run"))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_have_a_folder_each(tmp_path):
+    trainer(tmp_path)  # writes the data
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    root = pathlib.Path(__file__).parent.parent
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", ONE_OF_TWO, str(index), str(port), str(tmp_path)],
+            env=os.environ | {"PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.DEVNULL,
+        )
+        for index in range(2)
+    ]
+    assert [process.wait(timeout=240) for process in processes] == [0, 0]
+    for index in range(2):
+        folder = tmp_path / "run" / "profile" / f"process_{index}"
+        (trace,) = folder.rglob("*.xplane.pb")
+        assert steps_in(trace) == [4, 5]
+    assert "the steps 4 to 5" in (tmp_path / "run" / "profile.txt").read_text()
 
 
 def test_parse():
