@@ -122,6 +122,8 @@ def read_lines(folder: pathlib.Path) -> list[Attempt]:
 def lines(path: pathlib.Path) -> Sequence[str]:
     """Of a file; none where it cannot be read."""
     try:
+        if not path.is_file():  # a pipe would never end
+            return ()
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ()

@@ -1,6 +1,7 @@
 """Work directories read back: lists, comparisons, and a report in a real browser."""
 
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -207,6 +208,32 @@ def test_files_of_any_content_make_a_page(value, tmp_path):
     why.explain(run)
     tables.comparison([run, run])
     tables.listing([run])
+
+
+def test_links_and_pipes_of_a_run_are_left_alone(tmp_path):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("step,secret\n1,2\n")
+    run = make_run(tmp_path / "a")
+    for name in ("sample.txt", "roxxel_metrics.csv", "evaluations.jsonl", "config.txt"):
+        (run.path / name).unlink(missing_ok=True)
+        (run.path / name).symlink_to(secret)
+    (run.path / "stacks").mkdir()
+    (run.path / "stacks" / "one.txt").symlink_to(secret)
+    for name in ("profile.txt", "goodput.jsonl", ".lock", ".goodput.json"):
+        os.mkfifo(run.path / name)
+    page = report.page([reading.open_run(str(run.path))])
+    assert "secret" not in page.replace(str(tmp_path), "")
+
+
+def test_long_texts_of_many_runs_stay_small(tmp_path):
+    run = make_run(tmp_path / "a", finished=False)
+    long = "x" * 1_000_000 + " the end"
+    (run.path / "sample.txt").write_text(long)
+    with open(run.path / "roxxel_system.log", "a") as file:
+        file.write(long)
+    page = report.page([reading.open_run(str(run.path))] * 5)
+    assert len(page) < 6e6
+    assert page.count("the end</pre>") >= 10
 
 
 def test_the_command_line(tmp_path, capsys):

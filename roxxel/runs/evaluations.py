@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from roxxel.runs import files
+
 FILE_NAME = "evaluations.jsonl"
 
 # Ends of the names of metrics that evaluations tell, `<set>_<metric>`, and which way
@@ -88,10 +90,7 @@ def _is_one(name: str, values: np.ndarray, sets: tuple[str, ...]) -> bool:
 
 
 def _of_file(path: pathlib.Path) -> list[tuple[int, dict[str, float]]]:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
+    lines = files.text(path, -files.MOST_BYTES).splitlines()
     return [one for line in lines[-_MOST_ROWS:] if (one := _parsed(line))]
 
 

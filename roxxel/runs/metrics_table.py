@@ -6,6 +6,7 @@ import pathlib
 
 import numpy as np
 
+from roxxel.runs import files
 from roxxel.sinks.csv import FILE_NAME
 
 
@@ -16,6 +17,8 @@ def read(run: pathlib.Path) -> dict[str, np.ndarray]:
     A cell that is no number is nan. {} where there is no table.
     """
     path = run / FILE_NAME
+    if not files.is_safe(path):
+        return {}
     try:
         header, _, body = path.read_bytes().partition(b"\n")
     except OSError:

@@ -12,14 +12,14 @@ import numpy as np
 
 from roxxel import goodput
 from roxxel.errors import ConfigError
-from roxxel.runs import evaluations, metrics_table
+from roxxel.runs import evaluations, files, metrics_table
 
 CONFIG_TEXT = "config.txt"
 _LOG = "roxxel_system.log"
 _LAST_LINES = 60
-_LOG_BYTES = 200_000
-_FAILURE_CHARS = 20_000
-_MOST_FAILURES = 16
+_LOG_BYTES = 200_000  # of its end
+_FAILURE_BYTES = 8_000  # of its beginning
+_MOST_FAILURES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Run:
     @functools.cached_property
     def config(self) -> dict[str, str]:
         """Values by path, as `config.txt` prints them, remarks left out."""
-        lines = _text(self.path / CONFIG_TEXT).splitlines()
+        lines = files.text(self.path / CONFIG_TEXT).splitlines()
         pairs = (line.partition(" = ") for line in lines if " = " in line)
         return {path: value.partition("  # ")[0] for path, _, value in pairs}
 
@@ -97,7 +97,7 @@ class Run:
     @functools.cached_property
     def profile(self) -> str:
         """What a trace of some steps told; "" without one."""
-        return _text(self.path / "profile.txt")
+        return files.text(self.path / "profile.txt")
 
     @functools.cached_property
     def failures(self) -> list[tuple[str, str]]:
@@ -107,7 +107,7 @@ class Run:
             *sorted(self.path.glob("stacks/*.txt")),
         ]
         return [
-            (path.relative_to(self.path).as_posix(), _text(path)[-_FAILURE_CHARS:])
+            (path.relative_to(self.path).as_posix(), files.text(path, _FAILURE_BYTES))
             for path in found[-_MOST_FAILURES:]
         ]
 
@@ -119,7 +119,7 @@ class Run:
     @functools.cached_property
     def sample(self) -> str:
         """What the finished model wrote; "" without one."""
-        return _text(self.path / "sample.txt")
+        return files.text(self.path / "sample.txt")
 
     @functools.cached_property
     def error(self) -> str:
@@ -163,7 +163,7 @@ class Run:
 
     @functools.cached_property
     def _log(self) -> str:
-        return _text(self.path / _LOG)[-_LOG_BYTES:]
+        return files.text(self.path / _LOG, -_LOG_BYTES)
 
 
 def is_run(path: pathlib.Path) -> bool:
@@ -218,20 +218,15 @@ def numbers(found: Any) -> dict[str, float]:
 
 def _json(path: pathlib.Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = json.loads(files.text(path))
+    except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
-def _text(path: pathlib.Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def _is_locked(path: pathlib.Path) -> bool:
+    if not files.is_safe(path):
+        return False
     try:
         with open(path, encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -15,6 +15,8 @@ COLORS = (
 _FIRST_METRICS = ("loss", "eval_loss")
 _MORE_PLOTS = ("learning_rate", "tokens_per_sec")
 _WHOLE_CONFIGS = 6
+_ERROR_CHARS = 20_000  # of one run
+_TEXT_CHARS = 120_000  # of one kind, of all runs together
 _EVALUATIONS_SHOWN = 20  # the newest of a run, and the best ones
 
 
@@ -32,7 +34,9 @@ def errors(runs: Sequence[Run], labels: Sequence[str]) -> str:
     for run, label in zip(runs, labels, strict=True):
         if run.error:
             parts.append(f"<h2>{html.escape(label)} ended with an error</h2>")
-            parts.append(f'<pre class="error">{html.escape(run.error)}</pre>\n')
+            parts.append(
+                f'<pre class="error">{html.escape(run.error[:_ERROR_CHARS])}</pre>\n'
+            )
         if run.failures:
             parts.append(f"<h2>Processes of {html.escape(label)}</h2>")
             parts += [_folded(name, _pre(text)) for name, text in run.failures]
@@ -218,9 +222,10 @@ def texts(
     *,
     is_open: bool = False,
 ) -> str:
-    """A text of each run that has one, under a title."""
+    """A text of each run that has one, under a title; its end where it is long."""
+    most = _TEXT_CHARS // max(len(labels), 1)
     parts = [
-        _folded(label, _pre(text), is_open=is_open)
+        _folded(label, _pre(text[-most:]), is_open=is_open)
         for text, label in zip(found, labels, strict=True)
         if text
     ]
