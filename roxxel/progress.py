@@ -158,7 +158,10 @@ class Progress:
         self._write(self._line(now) + "\n")
 
     def _redraw(self) -> None:
-        line = self._line(self._clock())[: _columns(self._stream) - 1]
+        now, columns = self._clock(), _columns(self._stream)
+        line = self._line(now)
+        if len(line) >= columns:
+            line = self._line(now, is_short=True)[: columns - 1]
         self._write("\r" + line + " " * (len(self._drawn) - len(line)))
         self._drawn = line
 
@@ -166,19 +169,21 @@ class Progress:
         if now > self._samples[-1][0]:
             self._samples.append((now, self.count))
 
-    def _line(self, now: float, *, final: bool = False) -> str:
+    def _line(self, now: float, *, final: bool = False, is_short: bool = False) -> str:
         start, first = self._samples[0]
         if final:
             start, first = self._started, self._initial
         rate = (self.count - first) / (now - start) if now > start else 0.0
-        parts = [f"{self.count:,} {self.unit}"]
-        head = self.label
+        parts, head = [f"{self.count:,} {self.unit}"], self.label
         if self.total is not None:
             parts = [f"{self.count:,}/{self.total:,} {self.unit}"]
             percent = 100 * self.count // self.total if self.total else 100
             head = f"{self.label} {percent:3d}%"
+        if is_short:
+            parts = [f"{format_short(self.count)} {self.unit}"]
         if rate > 0:
-            parts.append(f"{format_rate(rate)} {self.unit}/s")
+            whole = f"{format_rate(rate)} {self.unit}/s"
+            parts.append(f"{format_short(rate)}/s" if is_short else whole)
         if final:
             parts.append(f"took {format_secs(now - self._started)}")
         elif rate > 0 and self.total is not None:
@@ -265,7 +270,7 @@ class Waiting(Progress):
     def _spent(self) -> float:
         return self._clock() - self._started
 
-    def _line(self, now: float, *, final: bool = False) -> str:
+    def _line(self, now: float, *, final: bool = False, is_short: bool = False) -> str:
         return f"{self.label}, {now - self._started:.0f} s"
 
 
@@ -287,6 +292,14 @@ def format_rate(rate: float) -> str:
     """Three significant digits, thousands separated: `0.52`, `31.4`, `81,920`."""
     decimals = 2 if rate < 10 else 1 if rate < 100 else 0
     return f"{rate:,.{decimals}f}"
+
+
+def format_short(number: float) -> str:
+    """About four characters: `512`, `13.3k`, `2.05M`, `12.3B`."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= 0.9995 * size:  # 999,950 is 1M, not 1e+03k
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.3g}"
 
 
 def format_secs(secs: float) -> str:

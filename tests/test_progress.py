@@ -199,6 +199,24 @@ def test_a_closed_stream_never_raises(clock):
     Progress(10, "train", "steps", closed, clock=clock).close()
 
 
+def test_a_narrow_terminal_shows_short_numbers_and_the_loss(clock, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal = Terminal()
+    bar = Progress(20_000_000_000, "train", "tokens", terminal, clock=clock)
+    clock.now += 1
+    bar.set(272_000, note="step 123,456  loss 2.3112  saved 120,000")
+    (line,) = terminal.screen()
+    assert line.startswith(
+        "train   0% | 272k tokens | 272k/s | 20:25:28 left | step 123,"
+    )
+    assert "loss 2.31" in line
+    assert len(line) < 80
+    bar.close()
+    numbers = (0, 9.876, 512, 999_950, 13_312, 2_048_000, 12_345_678_912, 3e12)
+    short = ["0", "9.88", "512", "1M", "13.3k", "2.05M", "12.3B", "3T"]
+    assert [progress.format_short(number) for number in numbers] == short
+
+
 def test_long_lines_are_cut_to_the_terminal(clock, monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
     terminal = Terminal()
