@@ -131,7 +131,11 @@ def results(runs: Sequence[Run], labels: Sequence[str]) -> str:
 
 def _evaluations_of(run: Run) -> str:
     names = evaluations.names(run.evaluations)
-    best = {name: evaluations.best_step(run.evaluations, name) for name in names}
+    several = len(run.evaluations) > 1
+    best = {
+        name: evaluations.best_step(run.evaluations, name) if several else None
+        for name in names
+    }
     newest = {one["step"] for one in run.evaluations[-_EVALUATIONS_SHOWN:]}
     rows = [
         [

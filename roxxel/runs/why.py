@@ -197,9 +197,9 @@ def _head(run: Run) -> str:
     steps = ", ".join(f"{k} {1e3 * v:.1f}" for k, v in step_secs(run).items())
     if steps:
         parts.append(f"ms a step {steps}")
-    memory = ", ".join(f"{k} {v:.2f}" for k, v in _memory(run).items())
+    memory = ", ".join(f"{k} {v:.2f} GiB" for k, v in _memory(run).items())
     if memory:
-        parts.append(f"GiB at most {memory}")
+        parts.append(f"memory at most {memory}")
     return f"{run.name} ({run.status}): {'; '.join(parts) or 'no numbers yet'}"
 
 
@@ -228,7 +228,7 @@ def number_of(run: Run, name: str) -> float | None:
 def _memory(run: Run) -> dict[str, float]:
     told = numbers(run.summary.get("memory_gib"))
     last = run.last("memory_gib")
-    return told or ({"most": last} if last else {})
+    return told or ({"process": last} if last else {})
 
 
 def _chip(run: Run) -> hardware.Chip | None:
