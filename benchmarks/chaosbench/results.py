@@ -6,7 +6,7 @@ import json
 import pathlib
 
 # Columns that tell of time, not of the training.
-_OF_TIME = ("tokens_per_sec", "time", "seconds", "step_secs")
+_OF_TIME = ("elapsed", "tokens_per_sec", "mfu", "memory_gib")
 
 # A step's rows: sums by row of the global batch.
 Rows = dict[int, dict[int, int]]
