@@ -137,7 +137,7 @@ def _nodes(config: fdl.Buildable) -> Iterator[fdl.Buildable]:
 def _is_task(node: fdl.Buildable) -> bool:
     """Whether the rows of an evaluation are generated: no data to replace."""
     dataset = node.__arguments__.get("dataset")
-    return _is_node(dataset) and "task" in fields.names(dataset)
+    return isinstance(dataset, fdl.Buildable) and "task" in fields.names(dataset)
 
 
 def _is_node(value: Any) -> bool:

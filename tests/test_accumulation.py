@@ -100,6 +100,7 @@ def test_micro_batches_on_every_mesh(name):
         ({"data": 2}, 4),
         ({"fsdp": 2}, 2),
         ({"data": 2, "fsdp": 2}, 4),
+        ({"fsdp": 2, "tensor": 2, "context": 2}, 2),
     ):
         parts = results(MODELS[name], batch, count=count, axes=axes)
         assert_close(whole, parts)

@@ -7,6 +7,10 @@ rest with the slow tests.
 
 import functools
 import itertools
+import os
+import pathlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +18,9 @@ import numpy as np
 import pytest
 import quick
 from flax import nnx
+from jax.experimental import multihost_utils
 
+from launch import local
 from roxxel import sharding
 from roxxel.checkpoint import Checkpointer
 from roxxel.models.hybrid import HybridLM
@@ -42,14 +48,20 @@ MODELS = {
     ),
 }
 
-ALONE = [{"data": 2}, {"data": 8}, {"fsdp": 4}, {"tensor": 2}, {"tensor": 4}]
-ALONE += [{"context": 2}, {"context": 4}]
-MIXED = [
-    {"data": 2, "fsdp": 4},
-    {"data": 2, "tensor": 4},
-    {"data": 2, "fsdp": 2, "tensor": 2},
-    {"fsdp": 2, "tensor": 2, "context": 2},
-]
+EACH = [{"data": 8}, {"fsdp": 4}, {"tensor": 2}, {"context": 4}]
+EACH += [{"fsdp": 2, "tensor": 2, "context": 2}]
+# Each by one family.
+MORE = [{"data": 2}, {"tensor": 4}, {"context": 2}, {"data": 2, "fsdp": 4}]
+MORE += [{"data": 2, "tensor": 4}, {"data": 2, "fsdp": 2, "tensor": 2}]
+# Over two processes of two devices: the first axis lies over the processes.
+ACROSS = {
+    (family, name): axes
+    for family in MODELS
+    for name, axes in {
+        "rows": {"data": 2, "fsdp": 2},
+        "sequence": {"context": 2, "tensor": 2},
+    }.items()
+}
 REMATS = ("none", "full", "dots", "scan")
 DEFAULT = [
     ("ssm", {"fsdp": 2, "tensor": 2, "context": 2}, True, "scan"),
@@ -59,13 +71,15 @@ DEFAULT = [
 
 
 def slow_cases():
-    """Every mesh; families, policies and ways to run the layers in turn."""
-    ways = itertools.cycle(itertools.product(MODELS, REMATS, (True, False)))
-    # Steps of 7 through the 24 ways meet each family with each policy.
-    for axes in ALONE + MIXED:
-        family, remat, scan_layers = next(itertools.islice(ways, 6, None))
-        case = (family, axes, scan_layers, remat)
-        yield pytest.param(*case, marks=pytest.mark.slow, id=_name(*case))
+    """Each family on each axis alone and on all; policies and loops in turn."""
+    ways = list(itertools.product(REMATS, (True, False)))
+    for at, family in enumerate(MODELS):
+        # Seven of the eight ways: every policy.
+        for index, axes in enumerate(EACH + MORE[at :: len(MODELS)]):
+            remat, scan_layers = ways[(3 * index + at) % len(ways)]
+            case = (family, axes, scan_layers, remat)
+            if case not in DEFAULT:
+                yield pytest.param(*case, marks=pytest.mark.slow, id=_name(*case))
 
 
 def _name(family, axes, scan_layers, remat):
@@ -92,7 +106,8 @@ def loss_and_gradients(family, axes, **options):
         return next_token_loss(nnx.merge(graphdef, state), *batch)[0]
 
     run = jax.jit(jax.value_and_grad(loss), compiler_options=quick.OPTIONS)
-    placed = jax.device_put(batch(), sharding.batch_sharding(mesh))
+    rows = jax.tree.map(np.asarray, batch())
+    placed = jax.device_put(rows, sharding.batch_sharding(mesh))
     value, gradients = run(state, placed)
     for gradient, parameter in zip(
         *map(jax.tree.leaves, (gradients, state)), strict=True
@@ -100,8 +115,16 @@ def loss_and_gradients(family, axes, **options):
         assert gradient.dtype == parameter.dtype
     flat = jax.tree_util.tree_leaves_with_path(gradients)
     return float(value), {
-        jax.tree_util.keystr(path): np.asarray(leaf, np.float64) for path, leaf in flat
+        jax.tree_util.keystr(path): whole(leaf).astype(np.float64)
+        for path, leaf in flat
     }
+
+
+def whole(array):
+    """On the host, of whichever processes it lies over."""
+    if array.is_fully_addressable:
+        return np.asarray(array)
+    return multihost_utils.process_allgather(array, tiled=True)
 
 
 @functools.cache
@@ -141,6 +164,30 @@ def test_one_device_unrolled_or_scanned_under_every_policy(remat, scan_layers):
     options = {"scan_layers": scan_layers, "remat": remat}
     got = loss_and_gradients("hybrid", {"data": 1}, **options)
     check_equal(got, on_one_device("hybrid"), 1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_numbers_of_one_device(tmp_path):
+    root, port = pathlib.Path(__file__).parent, local.free_port()
+    children = [
+        subprocess.Popen(
+            [sys.executable, str(root / "mesh_child.py"), str(tmp_path)],
+            env=os.environ
+            | {"PYTHONPATH": str(root.parent)}
+            | local.environment(index, 2, port, 2),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    for child in children:
+        output, _ = child.communicate(timeout=300)
+        assert child.returncode == 0, output
+    for family, name in ACROSS:
+        with np.load(tmp_path / f"{family}-{name}.npz") as found:
+            got = {key: found[key] for key in found.files}
+        check_equal((float(got.pop("loss")), got), on_one_device(family), 1e-5)
 
 
 def test_scanned_layers_are_kept_as_unrolled_ones(tmp_path):

@@ -14,12 +14,13 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from tiny import Bigram
 
-from roxxel import sharding
+from roxxel import optim, sharding
 from roxxel.checkpoint import Checkpointer
 from roxxel.errors import ConfigError
 from roxxel.models.hybrid import HybridLM
 from roxxel.models.losses import next_token_loss
 from roxxel.models.transformer import TransformerLM
+from roxxel.train import meshes
 from roxxel.train.step import make_train_step
 
 
@@ -157,6 +158,20 @@ def test_a_checkpoint_moves_between_meshes(tmp_path):
         assert all(map(np.array_equal, got, want))
         for leaf, place in zip(got, places, strict=True):
             assert leaf.sharding.is_equivalent_to(place, leaf.ndim)
+
+
+def test_a_model_on_a_mesh_is_gathered_on_one_device():
+    """As it is sampled from at the end of a run."""
+    mesh = mesh_of({"fsdp": 4, "tensor": 2})
+    model, _ = sharding.create_on(mesh, create)
+    assert meshes.fits_one_device(model)
+    abstract = nnx.eval_shape(lambda: create()[0])
+    alone = nnx.merge(nnx.graphdef(abstract), meshes.gathered(model, mesh))
+    pairs = (jax.tree.leaves(nnx.state(one)) for one in (alone, model))
+    for got, want in zip(*pairs, strict=True):
+        assert got.sharding.device_set == {jax.devices()[0]}
+        np.testing.assert_array_equal(got, want)
+    assert all(b.placement is None for b in alone.blocks if hasattr(b, "placement"))
 
 
 def test_a_mesh_leaves_rows_that_do_not_divide_alone():
@@ -314,6 +329,52 @@ def large():
         vocab_size=256, d_model=128, n_layers=2, n_heads=2, d_ff=256, rngs=nnx.Rngs(0)
     )
     return model, nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)
+
+
+def updated(make, axes):
+    """Parameters and state of an optimizer after three given gradients, on a mesh."""
+
+    def create():
+        model, _ = large()
+        tx = make(schedule=lambda count: 0.1 / (1 + count))
+        return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+    modules = sharding.create_on(mesh_of(axes), create)
+    graphdef, state = nnx.split(modules)
+    places = jax.tree.map(lambda leaf: leaf.sharding, state)
+
+    @functools.partial(jax.jit, out_shardings=places, compiler_options=quick.OPTIONS)
+    def run(state, key):
+        model, optimizer = nnx.merge(graphdef, state)
+        params = nnx.state(model, nnx.Param)
+        leaves, treedef = jax.tree.flatten(params)
+        keys = jax.random.split(key, len(leaves))
+        grads = [
+            jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)
+        ]
+        optimizer.update(model, jax.tree.unflatten(treedef, grads))
+        return nnx.state((model, optimizer))
+
+    for seed in range(3):
+        state = run(state, jax.random.key(seed))
+    return jax.tree.leaves(state)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [optim.muon]
+    + [
+        pytest.param(make, marks=pytest.mark.slow)
+        for make in (optim.adamw, optim.lion, optim.adafactor, optim.sgd)
+    ],
+)
+def test_optimizers_update_parts_as_the_whole(make):
+    one = updated(make, {"data": 1})
+    many = updated(make, {"fsdp": 4, "tensor": 2})
+    assert any(largest_piece(leaf) < leaf.size for leaf in many)
+    for got, want in zip(many, one, strict=True):
+        far = np.abs(np.asarray(got, np.float64) - np.asarray(want, np.float64)).max()
+        assert far <= 1e-5 * max(1.0, np.abs(want).max())
 
 
 def held_by_device():

@@ -6,13 +6,12 @@ import pathlib
 import time
 from typing import TYPE_CHECKING, Any
 
-import jax
 from flax import nnx
 
-from roxxel import sharding
 from roxxel.checkpoint import Checkpointer
+from roxxel.distributed import is_lead
 from roxxel.errors import EXIT_OK, EXIT_RESTART
-from roxxel.train import describe
+from roxxel.train import describe, meshes
 
 if TYPE_CHECKING:
     from roxxel.train.loop import Run
@@ -81,7 +80,7 @@ def write_json(run: "Run", name: str, values: dict[str, Any]) -> None:
 
 
 def _write(run: "Run", name: str, text: str) -> None:
-    if jax.process_index() == 0:
+    if is_lead():
         part = run.workdir / f".{name}.part"
         part.write_text(text, encoding="utf-8")
         part.replace(run.workdir / name)
@@ -91,10 +90,17 @@ def _sample(run: "Run") -> None:
     if run.spec.sample is None:
         return
     with run.clock.phase("sample"):
+        with run.stop.interruptible():
+            can_sample = _can_sample(run)
+        if not can_sample:
+            return run.logger.log_message(
+                "No sample: the model is larger than the free memory of one device."
+            )
         model = _model_of_lead(run)
         with run.stop.interruptible():
             if model is None:
-                return _wait_for_lead(run)
+                _wait_for_lead(run, "sampled")
+                return
             text = run.spec.sample.text(model)
     if run.board is not None:
         run.board.post("sampled", "")
@@ -102,20 +108,34 @@ def _sample(run: "Run") -> None:
     run.logger.log_message("Sample:\n%s", text)
 
 
-def _wait_for_lead(run: "Run") -> None:
+def _can_sample(run: "Run") -> bool:
+    """The lead's word on whether it can; alone it always can, on the mesh."""
+    if run.board is None:
+        return True
+    if is_lead():
+        run.board.post("can sample", str(meshes.fits_one_device(run.model)))
+    return _wait_for_lead(run, "can sample") == "True"
+
+
+def _wait_for_lead(run: "Run", name: str) -> str:
     assert run.board is not None
-    while "sampled" not in run.board.read():
+    while name not in (found := run.board.read()):
         time.sleep(0.1)  # in Python, where a signal interrupts it
+    return found[name]
 
 
 def _model_of_lead(run: "Run") -> nnx.Module | None:
-    """The model, on the lead's own devices; None in other processes."""
-    if jax.process_count() == 1:
+    """The model, whole on a device of the lead; None in other processes.
+
+    A token at a time on a mesh is little but waiting and takes long to compile: the
+    model stays there only where a device has no room for all of it.
+    """
+    if run.mesh is None or (
+        run.board is None and not meshes.fits_one_device(run.model)
+    ):
         return run.model
-    whole = sharding.replicated(run.mesh)
-    state = jax.jit(lambda s: s, out_shardings=whole)(nnx.state(run.model))
-    if jax.process_index():
+    state = meshes.gathered(run.model, run.mesh)
+    if not is_lead():
         return None
     abstract = nnx.eval_shape(lambda: run.spec.create()[0])
-    local = jax.tree.map(lambda leaf: leaf.addressable_data(0), state)
-    return nnx.merge(nnx.graphdef(abstract), local)
+    return nnx.merge(nnx.graphdef(abstract), state)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+import jax
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -53,3 +54,26 @@ def length_problems(
 def create(spec: "Trainer", mesh: Mesh | None) -> tuple[nnx.Module, nnx.Optimizer]:
     """The trainer's model and optimizer, born on the mesh."""
     return sharding.create_on(mesh, spec.create, spec.axis_rules)
+
+
+def fits_one_device(model: nnx.Module) -> bool:
+    """Whether a device of this process has room for all of a model that lies on many.
+
+    One that does not tell its memory (CPU) counts as having it.
+    """
+    told = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" not in told:
+        return True
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(model)))
+    return size <= told["bytes_limit"] - told.get("bytes_in_use", 0)
+
+
+def gathered(model: nnx.Module, mesh: Mesh) -> nnx.State:
+    """The state of a model, whole on this process's first device; all must call it."""
+    state = nnx.state(model)
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    if jax.process_count() > 1:
+        whole = sharding.replicated(mesh)
+        copies = jax.jit(lambda values: values, out_shardings=whole)(state)
+        state = jax.tree.map(lambda leaf: leaf.addressable_data(0), copies)
+    return jax.device_put(state, here)
