@@ -9,6 +9,9 @@ import pytest
 from flax import nnx
 
 from roxxel import optim, sharding
+from roxxel.checkpoint import Checkpointer
+from roxxel.config import opened, resolve
+from roxxel.config.arguments import parse
 from roxxel.errors import ConfigError
 from roxxel.models.losses import next_token_loss
 from roxxel.models.ssm import Mamba2LM
@@ -118,6 +121,22 @@ def test_gradients_are_reduced_in_the_type_that_was_asked_for():
 def test_reductions_in_bfloat16_need_a_mesh_of_data_alone():
     with pytest.raises(ConfigError, match="needs a mesh with axes data and replica"):
         built(Precision(reductions="bfloat16"), axes={"data": 2, "fsdp": 2})
+
+
+def test_a_run_is_used_in_the_types_that_it_computed_in(tmp_path):
+    experiment = "--fdl_config=experiments.ssm_tiny(d_model=32, n_layers=1)"
+    line = parse([experiment, "--fdl.precision.compute=bfloat16"])
+    found = resolve.experiment(line)
+    model = nnx.eval_shape(lambda: opened.part(found, "model")(rngs=nnx.Rngs(0)))
+    assert model.compute_dtype == jnp.float32
+    nnx.update(
+        model,
+        jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), nnx.state(model)),
+    )
+    with Checkpointer(tmp_path / "checkpoints", model) as checkpointer:
+        checkpointer.save(3)
+    run = opened.open_run(found, tmp_path)
+    assert (run.step, run.model.compute_dtype) == (3, jnp.bfloat16)
 
 
 def test_types_are_checked():

@@ -317,11 +317,13 @@ def test_a_large_model_is_born_in_its_parts():
     memory = program.memory_analysis()
     assert memory.output_size_in_bytes <= share * 1.01
     assert memory.temp_size_in_bytes <= layer
-    before = held_by_device()
+    before = jax.live_arrays()
     made = jax.block_until_ready(program())
     assert len(jax.tree.leaves(made)) == len(leaves)
-    for device, size in held_by_device().items():
-        assert size - before.get(device, 0) <= share * 1.01
+    known = set(map(id, before))
+    held = held_by_device(a for a in jax.live_arrays() if id(a) not in known)
+    assert len(held) == 8
+    assert max(held.values()) <= share * 1.01
 
 
 def large():
@@ -335,7 +337,10 @@ def updated(make, axes):
     """Parameters and state of an optimizer after three given gradients, on a mesh."""
 
     def create():
-        model, _ = large()
+        model = TransformerLM(
+            **{"vocab_size": 128, "d_model": 128, "n_layers": 1, "n_heads": 2},
+            **{"d_ff": 128, "rngs": nnx.Rngs(0)},
+        )
         tx = make(schedule=lambda count: 0.1 / (1 + count))
         return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
 
@@ -360,26 +365,23 @@ def updated(make, axes):
     return jax.tree.leaves(state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "make",
-    [optim.muon]
-    + [
-        pytest.param(make, marks=pytest.mark.slow)
-        for make in (optim.adamw, optim.lion, optim.adafactor, optim.sgd)
-    ],
+    "make", [optim.muon, optim.adamw, optim.lion, optim.adafactor, optim.sgd]
 )
 def test_optimizers_update_parts_as_the_whole(make):
     one = updated(make, {"data": 1})
-    many = updated(make, {"fsdp": 4, "tensor": 2})
+    many = updated(make, {"fsdp": 2, "tensor": 2})
     assert any(largest_piece(leaf) < leaf.size for leaf in many)
     for got, want in zip(many, one, strict=True):
         far = np.abs(np.asarray(got, np.float64) - np.asarray(want, np.float64)).max()
         assert far <= 1e-5 * max(1.0, np.abs(want).max())
 
 
-def held_by_device():
+def held_by_device(arrays):
     held = collections.Counter()
-    for array in jax.live_arrays():
-        for shard in array.addressable_shards:
-            held[shard.device] += shard.data.nbytes
+    for array in arrays:
+        part = array.sharding.shard_shape(array.shape)
+        for device in array.sharding.device_set:
+            held[device] += int(np.prod(part)) * array.dtype.itemsize
     return held

@@ -44,14 +44,15 @@ def memory(
 
     per_device = _per_device(mesh, values.get("axis_rules"))
     params = nnx.state(model, nnx.Param)
-    parts = {"parameters": per_device(params), "gradients": per_device(params)}
+    precision = values.get("precision")
+    grads = params if precision is None else _as_type(params, precision.gradients)
+    parts = {"parameters": per_device(params), "gradients": per_device(grads)}
     others = _other_state(model)
     if _leaves(others):
         parts["other state"] = per_device(others)
     state = _optimizer_state(model, values.get("optimizer"), problems)
     if state is not None:
         parts["optimizer state"] = per_device(state)
-    precision = values.get("precision")
     if precision is not None and precision.has_master:
         stored = jax.eval_shape(precision.stored, params)
         parts["parameters"] = per_device(stored)
@@ -71,6 +72,13 @@ def memory(
             "or a smaller model."
         )
     return "\n".join(lines)
+
+
+def _as_type(params: Any, dtype: str) -> Any:
+    import jax
+
+    cast = lambda leaf: leaf.astype(dtype)  # noqa: E731
+    return jax.eval_shape(lambda tree: jax.tree.map(cast, tree), params)
 
 
 def shown(size: float) -> str:

@@ -110,11 +110,9 @@ def open_run(
     """
     from roxxel.train import ema
 
-    make = part(found, "model")
-    seed = part(found, "seed")
     path = Path(workdir) / CHECKPOINTS
     step = _choose(_checkpointer(found, path, None), checkpoint, path)
-    model = _unrestored(make, seed, mesh, part(found, "axis_rules"))
+    model = _unrestored(found, mesh)
     with _checkpointer(found, path, model) as checkpointer:
         restored = _restore(checkpointer, step)
         ema.restore(checkpointer.path, restored, model)
@@ -197,15 +195,19 @@ def _choose(checkpointer: Any, wanted: str | int, path: Path) -> int | None:
     return best if wanted == "best" else int(wanted)
 
 
-def _unrestored(make: Any, seed: int, mesh: "Mesh | None", rules: Any) -> Any:
+def _unrestored(found: resolve.Experiment, mesh: "Mesh | None") -> Any:
     """The model without values, or on a mesh with those it would begin with."""
     import jax
     from flax import nnx
 
     from roxxel import sharding
 
+    make, seed, rules = (part(found, name) for name in ("model", "seed", "axis_rules"))
+    precision = part(found, "precision")
+    options = precision.model_options() if precision else {}
+
     def create():
-        return (make(rngs=nnx.Rngs(seed)),)
+        return (make(rngs=nnx.Rngs(seed), **options),)
 
     if mesh is not None:
         return sharding.create_on(mesh, create, rules)[0]
