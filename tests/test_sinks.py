@@ -1,15 +1,20 @@
 """Places for metrics beside the logger's own files; slow and failing ones."""
 
+import functools
 import json
 import threading
 
 import numpy as np
 import pytest
 
-from roxxel import Logger
-from roxxel.sinks import Metrics
+from roxxel import Logger, optim
+from roxxel.dataset import Roxxel
+from roxxel.sinks import Metrics, Sink
 from roxxel.sinks.background import Background
 from roxxel.sinks.jsonl import JsonlSink
+from roxxel.train.sample import Sample
+from roxxel.train.trainer import Trainer
+from tests.tiny import Bigram, compile_once  # noqa: F401
 
 
 class Slow:
@@ -193,3 +198,55 @@ def test_mlflow_in_the_folder_of_the_run(tmp_path):
         "sample_2.txt",
         "sample_3.txt",
     }
+
+
+class Mine:
+    """A sink of a user: the methods of `roxxel.sinks.Sink` and one more."""
+
+    def __init__(self):
+        self.rows, self.texts, self.told = [], [], []
+
+    def message(self, record):
+        self.told.append(record.text)
+
+    def metrics(self, record):
+        self.rows.append((record.step, dict(record.values)))
+
+    def media(self, record):
+        self.texts.append((record.step, record.kind, record.name, record.value))
+
+    def rewind(self, step):
+        self.rows = [row for row in self.rows if row[0] <= step]
+
+    def flush(self):
+        pass
+
+    def close(self):
+        self.told.append("closed")
+
+
+class Text(Sample):
+    """Needs no model that can be continued."""
+
+    def text(self, model):
+        return "once upon"
+
+
+def test_a_sink_of_ones_own_gets_every_step_and_the_sample(tmp_path, compile_once):  # noqa: F811
+    dataset = Roxxel(tmp_path / "train_*.rox")
+    dataset.write([np.arange(1100).astype(np.uint8) % 16])
+    mine: Sink = Mine()
+    trainer = Trainer(
+        model=Bigram,
+        optimizer=optim.adamw(schedule=optim.warmup_cosine(peak=0.05, total_steps=12)),
+        stream=dataset.stream(8, 8, seed=3, overlap=1),
+        total_steps=12,
+        sample=Text(prompt="a"),
+        logger=functools.partial(Logger, sinks=[mine], console_every=5),
+    )
+    assert trainer.run(tmp_path / "run") == 0
+    assert [step for step, _ in mine.rows] == list(range(1, 13))
+    wanted = {"loss", "perplexity", "grad_norm", "weight_norm", "tokens", "elapsed"}
+    assert all(wanted <= set(values) for _, values in mine.rows)
+    assert mine.texts == [(12, "text", "sample", "once upon")]
+    assert mine.told[-1] == "closed"

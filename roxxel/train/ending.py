@@ -106,6 +106,7 @@ def _sample(run: "Run") -> None:
         run.board.post("sampled", "")
     _write(run, "sample.txt", text)
     run.logger.log_message("Sample:\n%s", text)
+    run.logger.log_text(run.done, "sample", text)
 
 
 def _can_sample(run: "Run") -> bool:
