@@ -88,7 +88,7 @@ def _stop_where_the_run_did(
     finished = _summary(origin).get("steps") == last_step
     if not finished and "stop_after" in fields.names(found.config):
         found.config.stop_after = last_step
-    if "profile" in fields.names(found.config):
+    if found.config.__arguments__.get("profile") is not None:
         found.config.profile = None  # its steps may come later
 
 
