@@ -7,7 +7,9 @@
 `host`: microseconds a call of roxxel's step, of a bare `jax.jit` over the same leaves,
 and of `nnx.jit`, for a model so small that the calls are nearly all there is.
 `logging`: steps of about 5 ms of one matrix product, alone and with all that a run does
-for the metrics of a step (clock, numbers, logger with table and text), in percent.
+for the metrics of a step (clock, numbers, logger with table and text), in percent; and
+what that takes of a processor, which other work on the machine does not change: in the
+thread that trains, and in the logger's own.
 `trainer`: steps a second of `Trainer.run` on the model of `ssm_small` (stream, logger,
 progress, metrics, no
 evaluation, no checkpoint) beside a loop that only calls the compiled step on batches
@@ -194,26 +196,14 @@ def trainer(rounds=5, steps=40, warmup=8):
     )
 
 
-def logging(rounds=8, steps=150, wanted_secs=5e-3):
+def logging(rounds=6, steps=100, wanted_secs=5e-3):
     run, size = _steps_of(wanted_secs)
-    names = ("loss", "grad_norm", "weight_norm", "learning_rate", "tokens")
     x = jnp.eye(size) * 0.5
     ratios, bare_secs = [], []
     with tempfile.TemporaryDirectory() as folder, Logger(folder, console=False) as log:
         for number in range(rounds):
             bare = _timed_steps(run, x, steps, lambda step, values: None)
-            clock = StepClock()
-            clock.switch("other")
-            numbers = Numbers(Blocks(rngs=nnx.Rngs(0)), SPANS, clock, 0.0)
-
-            def tell(step, values, clock=clock, numbers=numbers, first=number * steps):
-                with clock.phase("data"):
-                    pass
-                with clock.phase("step"):
-                    clock.tick(512 * step)
-                    told = dict(zip(names, values, strict=True)) | numbers.row(step)
-                    log.log_metrics_summary(first + step, **told)
-
+            tell = _teller(log, number * steps)
             told = _timed_steps(run, x, steps, tell)
             bare_secs.append(bare)
             ratios.append(told / bare - 1)
@@ -221,6 +211,41 @@ def logging(rounds=8, steps=150, wanted_secs=5e-3):
     print(f"  step     {1e3 * statistics.median(bare_secs):7.2f} ms")
     shown = ", ".join(f"{100 * ratio:.2f}" for ratio in ratios)
     print(f"  cost     {100 * statistics.median(ratios):7.2f} %  [{shown}]")
+    trains, logs = _processor_secs(run(x))
+    print(f"  of a processor {1e6 * trains:.0f} us in the thread that trains")
+    print(f"  of a processor {1e6 * logs:.0f} us in the logger's thread")
+
+
+def _teller(log, first):
+    """What a run does for the metrics of a step, as a function of step and values."""
+    names = ("loss", "grad_norm", "weight_norm", "learning_rate", "tokens")
+    clock = StepClock()
+    clock.switch("other")
+    numbers = Numbers(Blocks(rngs=nnx.Rngs(0)), SPANS, clock, 0.0)
+
+    def tell(step, values):
+        with clock.phase("data"):
+            pass
+        with clock.phase("step"):
+            clock.tick(512 * step)
+            told = dict(zip(names, values, strict=True)) | numbers.row(step)
+            log.log_metrics_summary(first + step, **told)
+
+    return tell
+
+
+def _processor_secs(values, steps=2000):
+    """Seconds of a processor a step: in this thread, and in the logger's."""
+    jax.block_until_ready(values)
+    with tempfile.TemporaryDirectory() as folder, Logger(folder, console=False) as log:
+        tell = _teller(log, 0)
+        whole, own = time.process_time(), time.thread_time()
+        for step in range(1, steps + 1):
+            tell(step, values)
+        own = time.thread_time() - own
+        log.flush()
+        whole = time.process_time() - whole
+    return own / steps, (whole - own) / steps
 
 
 def _steps_of(wanted_secs):

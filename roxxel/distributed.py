@@ -23,7 +23,7 @@ from roxxel.errors import ConfigError
 DEFAULT_TIMEOUT_SECS = 300.0
 
 # A process that is gone without a word is noticed after so long, by jax's service.
-HEARTBEAT_SECS = 60
+HEARTBEAT_SECS = 30
 
 # For what follows once all processes are known to be there.
 _LEAST_SECS = 30.0

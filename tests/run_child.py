@@ -50,6 +50,8 @@ class Disturbance:
             time.sleep(600)
         number = signal.SIGKILL if self.action == "kill" else self.action
         os.kill(os.getpid(), number)
+        if point == "sample":  # until all agreed to stop
+            time.sleep(60)
         if point == "data":  # all wait for long, one alone not
             time.sleep(60 if self.process is None else 1)
 

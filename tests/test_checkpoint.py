@@ -4,11 +4,13 @@ import json
 import logging
 import os
 import pathlib
+import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
@@ -591,8 +593,6 @@ def test_closed_is_closed(tmp_path):
 
 
 def test_plain_orbax_reads_a_step(tmp_path):
-    import orbax.checkpoint as ocp
-
     model, _ = filled(tmp_path)
     tree = ocp.PyTreeCheckpointer().restore(tmp_path / "3" / "state")
     np.testing.assert_array_equal(tree["model"]["first"]["bias"], model.first.bias)
@@ -609,3 +609,34 @@ def test_a_second_checkpointer_here_waits_for_the_first(tmp_path):
     first.close()
     second.close()
     assert second.all_steps() == [1, 2, 3]
+
+
+def test_a_save_waits_for_the_copy_alone_and_reports_what_came_later(
+    tmp_path, monkeypatch
+):
+    """Orbax's own preparation is not the training thread's, its error comes back."""
+    model, optimizer = tiny()
+    x = jnp.ones((2, 4))
+    real, may_begin = ocp.AsyncCheckpointer.save, threading.Event()
+
+    def slow(self, *args, **kwargs):
+        assert threading.current_thread() is not threading.main_thread()
+        assert may_begin.wait(60)
+        return real(self, *args, **kwargs)
+
+    with Checkpointer(tmp_path, model, optimizer) as checkpointer:
+        checkpointer.save(1)
+        monkeypatch.setattr(ocp.AsyncCheckpointer, "save", slow)
+        expected = leaves(model, optimizer)
+        checkpointer.save(2)  # is back before Orbax began
+        train(model, optimizer, x)
+        may_begin.set()
+        assert checkpointer.restore() == 2
+        assert_same(leaves(model, optimizer), expected)
+        monkeypatch.setattr(ocp.AsyncCheckpointer, "save", lambda *a, **k: 1 / 0)
+        checkpointer.save(3)
+        with pytest.raises(CheckpointError, match="step 3 was not .* ZeroDivision"):
+            checkpointer.save(4)
+        monkeypatch.setattr(ocp.AsyncCheckpointer, "save", real)
+        checkpointer.save(4)
+        assert checkpointer.all_steps() == [1, 2, 4]

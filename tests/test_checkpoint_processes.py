@@ -5,6 +5,7 @@ import pathlib
 import socket
 import subprocess
 import sys
+import tempfile
 
 import jax
 import numpy as np
@@ -73,17 +74,17 @@ def test_after_a_failed_write_the_next_save_works(tmp_path, run_python):
     assert result.returncode == 0, result.stderr
 
 
-def test_permission_is_checked_at_construction(tmp_path, run_python):
+def test_permission_is_checked_at_construction(run_python):
     if os.getuid() != 0:
         pytest.skip("needs root, to become a user without permission")
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.name.startswith(("pytest-", "popen-", tmp_path.name)):
-            os.chmod(folder, 0o755)
-    with Checkpointer(tmp_path, checkpoint_child.Big(1)) as checkpointer:
-        checkpointer.save(1)
-    result = run_python(CHILD, "no_permission", tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count(f"{tmp_path} cannot be written by this user") == 2
+    # Not under pytest's own folder, which each of its processes closes to others.
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        with Checkpointer(folder, checkpoint_child.Big(1)) as checkpointer:
+            checkpointer.save(1)
+        result = run_python(CHILD, "no_permission", folder)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.count(f"{folder} cannot be written by this user") == 2
 
 
 def test_no_backend_is_started_by_import_construction_or_listing(tmp_path, run_python):

@@ -103,6 +103,14 @@ def snapshot(leaves: dict[str, Any]) -> dict:
     return _nested({n: a for n, a in {**rest, **copies}.items() if a.size})
 
 
+def is_in_host_memory(snapshot: dict) -> bool:
+    """Whether nothing of a `snapshot` is left to be copied from an accelerator."""
+    return all(
+        not isinstance(leaf, jax.Array) or _shares_host_memory(leaf)
+        for leaf in jax.tree.leaves(snapshot)
+    )
+
+
 def _shardings(arrays: dict[str, jax.Array]) -> dict:
     return {name: array.sharding for name, array in arrays.items()}
 

@@ -8,7 +8,7 @@ import jax
 import orbax.checkpoint as ocp
 from absl import logging
 
-from roxxel.checkpointing import exits, files
+from roxxel.checkpointing import exits, files, state
 
 
 class Writer:
@@ -25,32 +25,41 @@ class Writer:
     def start(self, number: int, record: dict, arrays: dict[str, Any]) -> None:
         """Starts writing `arrays`, which nobody changes from now on.
 
-        `wait` comes first: it reports on the write before.
+        `wait` comes first: it reports on the write before. What Orbax does before it
+        writes (folders, a plan of the files) happens in the background too, unless
+        arrays are still to be copied from an accelerator, or processes must call it
+        in the same order.
 
         Raises:
           CheckpointError: the write could not be started.
         """
         assert self._thread is None
-        lead = jax.process_index() == 0
-        try:
-            orbax = self._opened()
-            if lead:
-                files.clean(self.root)
-            orbax.save(
-                files.staging(self.root, number),
-                args=ocp.args.Composite(state=ocp.args.PyTreeSave(arrays)),
-                force=True,
-            )
-        except Exception as err:
-            raise self._failure(number, err) from err
         self._number = number
+        at_once = jax.process_count() > 1 or not state.is_in_host_memory(arrays)
+        if at_once:
+            try:
+                self._begin(number, arrays)
+            except Exception as err:
+                raise self._failure(number, err) from err
+        lead = jax.process_index() == 0
         self._thread = threading.Thread(
-            target=self._finish,
-            args=(orbax, number, record if lead else None),
+            target=self._write,
+            args=(number, None if at_once else arrays, record if lead else None),
             name=f"checkpoint-{number}",
         )
         exits.track(self)
         self._thread.start()
+
+    def _begin(self, number: int, arrays: dict[str, Any]) -> None:
+        """Has Orbax write; other processes wait in its `save` for the lead."""
+        orbax = self._opened()
+        if jax.process_index() == 0:
+            files.clean(self.root)
+        orbax.save(
+            files.staging(self.root, number),
+            args=ocp.args.Composite(state=ocp.args.PyTreeSave(arrays)),
+            force=True,
+        )
 
     def _opened(self) -> ocp.AsyncCheckpointer:
         """Made at the first save only: it asks jax for the processes."""
@@ -60,9 +69,11 @@ class Writer:
             self._orbax = ocp.AsyncCheckpointer(composite)
         return self._orbax
 
-    def _finish(self, orbax, number: int, record: dict | None) -> None:
+    def _write(self, number: int, arrays: dict | None, record: dict | None) -> None:
         try:
-            orbax.wait_until_finished()
+            if arrays is not None:
+                self._begin(number, arrays)
+            self._opened().wait_until_finished()
             if record is not None:
                 files.commit(self.root, number, record)
                 files.prune(self.root, self._keep)

@@ -6,6 +6,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import jax
+from absl import logging
 
 from roxxel.train import ending
 from roxxel.train.goodput import Goodput, Recorder
@@ -65,7 +66,10 @@ def closing(run: "Run") -> Generator[None]:
         with contextlib.suppress(OSError):  # the error that comes is the cause
             _finish(run, "failed")
         raise
-    _finish(run, "stopped" if run.stop else "done")
+    try:
+        _finish(run, "stopped" if run.stop else "done")
+    except OSError as err:  # a full disk: what was trained and saved counts
+        logging.warning("the time of this attempt is not on record: %s", err)
 
 
 def _finish(run: "Run", end: str) -> None:

@@ -98,10 +98,12 @@ def _sample(run: "Run") -> None:
             )
         model = _model_of_lead(run)
         with run.stop.interruptible():
-            if model is None:
+            text = None if model is None else run.spec.sample.text(model)
+            if text is None:
                 _wait_for_lead(run, "sampled")
-                return
-            text = run.spec.sample.text(model)
+        run.stop.check()  # a stop that came too late to interrupt: the same for all
+    if text is None:
+        return
     if run.board is not None:
         run.board.post("sampled", "")
     _write(run, "sample.txt", text)
