@@ -635,7 +635,7 @@ def test_a_save_waits_for_the_copy_alone_and_reports_what_came_later(
         assert_same(leaves(model, optimizer), expected)
         monkeypatch.setattr(ocp.AsyncCheckpointer, "save", lambda *a, **k: 1 / 0)
         checkpointer.save(3)
-        with pytest.raises(CheckpointError, match="step 3 was not .* ZeroDivision"):
+        with pytest.raises(CheckpointError, match=r"step 3 was not .* ZeroDivision"):
             checkpointer.save(4)
         monkeypatch.setattr(ocp.AsyncCheckpointer, "save", real)
         checkpointer.save(4)

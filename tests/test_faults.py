@@ -1,12 +1,14 @@
 """What may go wrong under a run: nothing good is lost, and the run says what it was."""
 
+import os
 import resource
+import signal
 import time
 
 import numpy as np
 import pytest
 
-from roxxel.checkpoint import CheckpointError
+from roxxel.checkpoint import Checkpointer, CheckpointError
 from roxxel.dataset import Roxxel
 from roxxel.errors import ConfigError
 from roxxel.train import goodput
@@ -58,6 +60,40 @@ def test_a_full_disk_fails_the_save_and_keeps_the_one_before(place):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "checkpoint of step 10 was not written" in str(caught.value)
+    assert train(place / "run") == 0
+    check_same(place / "run", place / "undisturbed")
+
+
+def test_a_checkpoint_that_was_cut_costs_its_steps_only(place):
+    assert train(place / "undisturbed") == 0
+    assert run_child.train(place / "run", Disturbance(at="none"), stop_after=10) == 0
+    cut = max(
+        (path for path in (place / "run/checkpoints/10").rglob("*") if path.is_file()),
+        key=lambda path: path.stat().st_size,
+    )
+    os.truncate(cut, cut.stat().st_size // 2)
+    assert train(place / "run") == 0
+    log = (place / "run" / "roxxel_system.log").read_text()
+    assert "Resuming after step 5 of 12" in log
+    check_same(place / "run", place / "undisturbed")
+
+
+def test_a_stop_while_a_checkpoint_is_being_restored(place, monkeypatch):
+    assert train(place / "undisturbed") == 0
+    assert run_child.train(place / "run", Disturbance(at="none"), stop_after=7) == 0
+    real = Checkpointer.restore
+
+    def restore(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(Checkpointer, "restore", restore)
+    assert train(place / "run") == 42
+    monkeypatch.undo()
+    assert (
+        "Stopped by SIGTERM after step 7"
+        in (place / "run" / "roxxel_system.log").read_text()
+    )
     assert train(place / "run") == 0
     check_same(place / "run", place / "undisturbed")
 
