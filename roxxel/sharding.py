@@ -267,6 +267,24 @@ def model_problems(
     return list(found)
 
 
+def axis_problem(
+    mesh: Mesh | Mapping[str, int] | None, rules: AxisRules = DEFAULT_RULES
+) -> str | None:
+    """Which axis of a mesh no rule names, in a sentence: its devices did the same."""
+    sizes = {} if mesh is None else _sizes(mesh)
+    if not sizes:
+        return None
+    values = vars(_fitting(rules, sizes)).values()
+    known = dict.fromkeys(axis for value in values for axis in _axes(value))
+    idle = [name for name, size in sizes.items() if size > 1 and name not in known]
+    if not idle:
+        return None
+    return (
+        f"mesh axis {idle[0]!r} cuts nothing: axis_rules name {', '.join(known)}; "
+        "rename it, or name it there."
+    )
+
+
 def length_problem(
     where: str,
     seq_len: int,

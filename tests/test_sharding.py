@@ -97,11 +97,21 @@ def mesh_of(axes):
     return sharding.make_mesh(axes, devices)
 
 
+def created(**axes):
+    """Model and optimizer on a mesh; what makes them is compiled once."""
+    return nnx.merge(*_created(tuple(axes.items())), copy=True)
+
+
+@functools.cache
+def _created(axes):
+    return nnx.split(sharding.create_on(mesh_of(dict(axes)), create))
+
+
 @functools.cache
 def one_step(axes):
     """State before and after a step with a learning rate of 1, on a mesh."""
     mesh = mesh_of(dict(axes))
-    model, optimizer = sharding.create_on(mesh, create)
+    model, optimizer = created(**dict(axes))
     step = make_train_step(model, optimizer, next_token_loss, donate=False)
     tokens = jax.random.randint(jax.random.key(1), (8, 33), 0, 128)
     tokens = jax.device_put(tokens, sharding.batch_sharding(mesh))
@@ -142,15 +152,15 @@ def test_a_device_holds_its_part_of_the_state_alone(axes):
 
 
 def test_a_checkpoint_moves_between_meshes(tmp_path):
-    meshes = [mesh_of({"fsdp": 4}), mesh_of({"data": 2}), None]
-    model, optimizer = sharding.create_on(meshes[0], create)
+    meshes = [{"fsdp": 4}, {"data": 2, "fsdp": 4}, {"data": 1}]
+    model, optimizer = created(**meshes[0])
     want = [np.asarray(leaf) + 1 for leaf in jax.tree.leaves(nnx.state(model))]
     state = jax.tree.map(lambda leaf: leaf + 1, nnx.state(model))
     nnx.update(model, state)
     with Checkpointer(tmp_path, model, optimizer) as checkpointer:
         checkpointer.save(3)
-    for mesh in meshes:
-        model, optimizer = sharding.create_on(mesh, create)
+    for axes in meshes:
+        model, optimizer = created(**axes)
         places = [leaf.sharding for leaf in jax.tree.leaves(nnx.state(model))]
         with Checkpointer(tmp_path, model, optimizer) as checkpointer:
             assert checkpointer.restore() == 3
@@ -162,11 +172,12 @@ def test_a_checkpoint_moves_between_meshes(tmp_path):
 
 def test_a_model_on_a_mesh_is_gathered_on_one_device():
     """As it is sampled from at the end of a run."""
-    mesh = mesh_of({"fsdp": 4, "tensor": 2})
-    model, _ = sharding.create_on(mesh, create)
+    model, _ = created(fsdp=4)
     assert meshes.fits_one_device(model)
     abstract = nnx.eval_shape(lambda: create()[0])
-    alone = nnx.merge(nnx.graphdef(abstract), meshes.gathered(model, mesh))
+    alone = nnx.merge(
+        nnx.graphdef(abstract), meshes.gathered(model, mesh_of({"fsdp": 4}))
+    )
     pairs = (jax.tree.leaves(nnx.state(one)) for one in (alone, model))
     for got, want in zip(*pairs, strict=True):
         assert got.sharding.device_set == {jax.devices()[0]}
@@ -175,8 +186,9 @@ def test_a_model_on_a_mesh_is_gathered_on_one_device():
 
 
 def test_a_mesh_leaves_rows_that_do_not_divide_alone():
-    model, _ = sharding.create_on(mesh_of({"fsdp": 4}), create)
-    logits, _ = jax.jit(lambda t: model(t)[0:2])(jnp.ones((1, 5), jnp.int32))
+    model, _ = created(fsdp=4)
+    run = jax.jit(lambda t: model(t)[0:2], compiler_options=quick.OPTIONS)
+    logits, _ = run(jnp.ones((1, 5), jnp.int32))
     assert np.isfinite(logits).all()
 
 
@@ -291,6 +303,18 @@ def test_sizes_of_a_model_that_do_not_divide_are_named(sizes, words):
     assert sharding.model_problems(model, {"tensor": 4, "context": 8}) == []
     with pytest.raises(ConfigError, match="does not divide by 8"):
         sharding.abstract_on(sharding.make_mesh({"tensor": 8}), create)
+
+
+def test_axes_that_cut_nothing_are_named():
+    for axes in ({"data": 8}, {"data": 4, "other": 1}, {"x": 8}, {"replica": 2}):
+        assert sharding.axis_problem(axes) is None
+    problem = sharding.axis_problem({"data": 2, "fspd": 4})
+    assert problem == (
+        "mesh axis 'fspd' cuts nothing: axis_rules name data, replica, fsdp, context, "
+        "tensor; rename it, or name it there."
+    )
+    rules = sharding.AxisRules(embed="fspd")
+    assert sharding.axis_problem({"data": 2, "fspd": 4}, rules) is None
 
 
 def test_lengths_that_do_not_divide_are_named():

@@ -30,7 +30,7 @@ def plan(
 def cut_problems(
     values: abstract.Values, mesh: Mapping[str, int], model: Any
 ) -> list[str]:
-    """What of the model and of the rows' lengths a mesh cannot cut."""
+    """What of the model and of the rows a mesh cannot cut, and what cuts nothing."""
     from roxxel import sharding
     from roxxel.train import meshes
     from roxxel.train.evaluation import sets_of
@@ -41,7 +41,7 @@ def cut_problems(
     sets = sets_of(values.get("evaluation")).items()
     evaluated = [(name, one.seq_len) for name, one in sets]
     lengths = [span.seq_len for span in spans]
-    return found + meshes.length_problems(lengths, evaluated, mesh, rules)
+    return found + meshes.mesh_problems(lengths, evaluated, mesh, rules)
 
 
 def _spans(stream: Any, total: Any) -> list[Any]:

@@ -18,10 +18,11 @@ def make(spec: "Trainer") -> Mesh | None:
     """The trainer's mesh over all devices; None where there is one device.
 
     Raises:
-      ConfigError: the axes do not fit the devices, or a length of rows the mesh.
+      ConfigError: the axes do not fit the devices or the rules, or a length of rows
+        the mesh.
     """
     mesh = sharding.make_mesh(spec.mesh_axes, dcn_axes=spec.dcn_axes)
-    for problem in length_problems(
+    for problem in mesh_problems(
         (span.seq_len for span in spec.stream.spans()),
         [(name, one.seq_len) for name, one in spec.evaluations.items()],
         None if mesh is None else mesh.shape,
@@ -31,13 +32,15 @@ def make(spec: "Trainer") -> Mesh | None:
     return mesh
 
 
-def length_problems(
+def mesh_problems(
     trained: Iterable[int],
     evaluated: Iterable[tuple[str, int | None]],
     mesh: Mapping[str, int] | None,
     rules: sharding.AxisRules,
 ) -> list[str]:
-    """What of the rows' lengths a mesh cannot cut; asks for no device.
+    """What of the rows' lengths a mesh cannot cut, and what does not cut at all.
+
+    Asks for no device.
 
     Args:
       trained: lengths of the rows of training.
@@ -47,7 +50,8 @@ def length_problems(
     """
     named = [("stream", length) for length in trained]
     named += [(f"evaluation {name}", length) for name, length in evaluated if length]
-    found = (sharding.length_problem(*one, mesh, rules) for one in named)
+    found = [sharding.axis_problem(mesh, rules)]
+    found += [sharding.length_problem(*one, mesh, rules) for one in named]
     return list(dict.fromkeys(filter(None, found)))
 
 
