@@ -33,6 +33,7 @@ def generate(
     top_p: float = 1.0,
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
+    num_ids: int | None = None,
 ) -> jax.Array:
     """Continues each prompt by `num_tokens` tokens, `[B, num_tokens]` int32.
 
@@ -46,6 +47,7 @@ def generate(
       rng: a jax random key.
       temperature: divides the logits; 0 takes the most likely token.
       top_k, top_p, min_p, repetition_penalty: see `generation.sampling.Sampling`.
+      num_ids: tokens from here on are never chosen; None: all may be.
 
     Raises:
       ConfigError: an argument is out of its range; names it.
@@ -64,7 +66,7 @@ def generate(
     knobs = sampling.knobs(rows, model.vocab_size)
     keys = jax.random.split(rng, len(prompts))
     words = jax.vmap(lambda key: jax.random.bits(key, (2,), jnp.uint32))(keys)
-    decoder = decoding.Decoder(model)
+    decoder = decoding.Decoder(model, num_ids)
     parts = decoder.continued(
         prompts, knobs._replace(keys=words), sampling.Kinds.of(rows), num_tokens
     )

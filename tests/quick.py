@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 
 import jax
+import pytest
 from flax import nnx
 
 # Compiling is nearly all that these tests cost.
@@ -18,3 +19,15 @@ def jit(function: Callable) -> Callable:
         return function(nnx.merge(graph, state), *args)
 
     return lambda module, *args: run(*nnx.split(module), args)
+
+
+@pytest.fixture(scope="module")
+def compile_quickly():
+    """As `jit`, for all that a module compiles in this process.
+
+    Import it in a test module and ask for it by `pytestmark = usefixtures(...)`.
+    """
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

@@ -76,6 +76,15 @@ def test_output_does_not_depend_on_processes(kind, tmp_path, small_parts):
         made.append(sides)
     assert made[0] == made[1] == made[2]
     assert len(made[0]["train"]) > 1
+    heldout = Roxxel(tmp_path / "p2/x_heldout_*.rox")
+    told = heldout.metadata.get("bytes_per_token")
+    if kind == "bytes":
+        assert told is None
+    else:
+        ids = np.array(elements(heldout))
+        loaded = tokenizers.load(spec)
+        text_only = loaded.decode(ids[ids != loaded.separator_id])
+        assert told == len(text_only.encode()) / ids.size > 1
 
 
 CONTENTS = {

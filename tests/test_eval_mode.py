@@ -1,8 +1,10 @@
 """`--mode=eval`, once and following a run; holds on checkpoints; how runs end."""
 
+import concurrent.futures
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,9 +19,10 @@ from roxxel.checkpointing import files, holds
 from roxxel.errors import EXIT_RESTART, DivergedError
 from roxxel.main import main
 from roxxel.train import outcome
+from tests.quick import compile_quickly  # noqa: F401
 from tests.tiny import compile_once  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("compile_once")
+pytestmark = pytest.mark.usefixtures("compile_once", "compile_quickly")
 
 ROOT = pathlib.Path(__file__).parent.parent
 EXPERIMENT = "--fdl_config=toy_experiments.followed.followed"
@@ -184,6 +187,24 @@ def test_a_follower_ends_by_a_signal_and_goes_on_where_it_was(folder, run, capsy
         assert evaluated(capsys, *flags)[0] == 0
 
 
+def test_a_follower_passes_over_what_cannot_be_read(folder, run, capsys):
+    """Bytes of an array that are not what was written; the file is as long."""
+    shutil.copytree(run, folder / "hurt")
+    for step in files.scan(folder / "hurt/checkpoints")[0]:
+        (step.path / files.LATER).unlink()
+    for path in (folder / "hurt/checkpoints/2/state").rglob("*"):
+        if path.is_file() and path.parent.name == "d":
+            path.write_bytes(b"\xa5" * path.stat().st_size)
+    (folder / "hurt" / RESULTS).unlink()
+    code, _, err = evaluated(capsys, EXPERIMENT, "--workdir=hurt", "--follow")
+    assert code == 0, err
+    assert "step 2 is passed over: " in err
+    assert [row["step"] for row in lines(folder / "hurt" / RESULTS)] == [10]
+    flags = [EXPERIMENT, "--workdir=hurt", "--checkpoint=2"]
+    code, out, err = evaluated(capsys, *flags)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
 def test_how_an_attempt_ended_is_on_record(tmp_path):
     def diverges():
         assert outcome.read(tmp_path) is None
@@ -259,6 +280,12 @@ def test_metrics_that_come_later_rank_checkpoints(tmp_path):
     assert files.add_metrics(files.find(tmp_path, 2, KEEP), {"other": 1})
     best = files.find(tmp_path, "best", KEEP)
     assert (best.metric("main_loss"), best.metric("other")) == (1.0, 1.0)
+    # Several followers, each with sets of its own.
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        added = pool.map(lambda n: files.add_metrics(best, {f"m{n}": n}), range(32))
+        assert all(added)
+    best = files.find(tmp_path, 2, KEEP)
+    assert [best.metric(f"m{n}") for n in range(32)] == list(range(32))
     files.prune(tmp_path, KEEP)
     assert numbers(tmp_path) == [2, 3]
     checkpoint(tmp_path, 2)  # saved anew: what was found of the former is void

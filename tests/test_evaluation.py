@@ -28,7 +28,7 @@ from tests.evaluation_parts import MODELS, held_out, numbers
 from tests.quick import jit
 from tests.tiny import Bigram, compile_once  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("compile_once")
+pytestmark = pytest.mark.usefixtures("compile_once", "compile_quickly")
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -61,7 +61,8 @@ def test_the_numbers_do_not_depend_on_batches_or_devices(heldout, name):
         assert_close(numbers(heldout, name, batch_size), alone)
 
 
-@pytest.mark.parametrize("name", ["bigram", SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bigram", "mamba2"])
 def test_two_processes_find_the_same_numbers(heldout, name):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

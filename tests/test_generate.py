@@ -12,6 +12,9 @@ from roxxel.models.hybrid import HybridLM
 from roxxel.models.ssm import Mamba2LM
 from roxxel.models.transformer import TransformerLM
 from tests import quick
+from tests.quick import compile_quickly  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 SIZES = {"vocab_size": 32, "d_model": 16, "n_layers": 2}
 SSM = {"state_dim": 8}
@@ -22,29 +25,33 @@ MODELS = {
     "window": (TransformerLM, {"n_heads": 2, "window": 5}),
     "hybrid": (HybridLM, SSM | {"n_heads": 2, "n_kv_heads": 1, "ssm_head_dim": 8}),
 }
+SLOW = pytest.mark.slow
+# What the hybrid model has both of.
+ALONE = [pytest.param(name, marks=SLOW) for name in ("mamba2", "transformer")]
 
 
-def make(name):
+def make(name, **more):
     model_class, options = MODELS[name]
     # An untrained tied head only repeats the last token.
-    model = model_class(**SIZES, **options, tie_embeddings=False, rngs=nnx.Rngs(0))
+    options = SIZES | options | more
+    model = model_class(**options, tie_embeddings=False, rngs=nnx.Rngs(0))
     model.embedding[...] = jax.random.normal(jax.random.key(3), (32, 16))
     return model
 
 
 @pytest.fixture(scope="module")
 def model():
-    return make("mamba2")
+    return make("mamba2", n_layers=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "length"),
     [
-        ("mamba2", 1),
+        ("hybrid", 1),
         ("mamba2", 70),  # more than a chunk
         ("transformer", 7),
         ("window", 9),  # the prompt alone exceeds the window
-        ("hybrid", 7),
     ],
 )
 def test_greedy_equals_argmax_of_the_full_forward(name, length):
@@ -71,31 +78,13 @@ def test_samples_depend_on_the_key_alone(model):
 
 
 def test_top_k_of_one_is_greedy(model):
-    prompt = jnp.arange(5)[None]
+    prompt = jnp.arange(10).reshape(2, 5)
     greedy = generate(model, prompt, 10, rng=jax.random.key(0), temperature=0)
     top = generate(model, prompt, 10, rng=jax.random.key(5), top_k=1)
     np.testing.assert_array_equal(greedy, top)
 
 
-def test_separator_starts_an_empty_document_while_generating():
-    model = Mamba2LM(
-        vocab_size=32,
-        d_model=16,
-        n_layers=1,
-        head_dim=8,
-        state_dim=8,
-        separator_id=0,
-        rngs=nnx.Rngs(0),
-    )
-    rng = jax.random.key(0)
-    after_a, after_b = (
-        generate(model, jnp.asarray([[*before, 0]]), 8, rng=rng)
-        for before in ([5, 9, 7], [1, 1])
-    )
-    np.testing.assert_array_equal(after_a, after_b)
-
-
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["hybrid", "window", *ALONE])
 def test_rows_of_any_length_are_as_by_themselves(name, monkeypatch):
     # Prompts in several pieces; a chunk after which caches grow; one past the window.
     monkeypatch.setattr(decoding, "PIECE", 16)
@@ -119,18 +108,18 @@ def test_rows_of_any_length_are_as_by_themselves(name, monkeypatch):
 
 
 def test_documents_in_prompts_of_different_lengths():
-    model = Mamba2LM(
-        **SIZES | SSM,
-        head_dim=8,
-        separator_id=0,
-        tie_embeddings=False,
-        rngs=nnx.Rngs(0),
-    )
+    model = make("mamba2", n_layers=1, separator_id=0)
     alone = [3, 4, 5]
     prompts = [[9, 0, *alone], [7, 8, 6, 2, 1, 0, *alone], alone]
+    prompts += [[5, 9, 7, 0], [1, 1, 0]]  # the separator comes last
     tokens = generate(model, prompts, 6, rng=jax.random.key(0), temperature=0)
     np.testing.assert_array_equal(tokens[0], tokens[2])
     np.testing.assert_array_equal(tokens[1], tokens[2])
+    # It belongs to the document that it ends: the next token begins one by itself.
+    rng, rest = jax.random.key(0), np.asarray(tokens)[:, 1:]
+    again = generate(model, np.asarray(tokens)[:, :1], 6, rng=rng, temperature=0)
+    np.testing.assert_array_equal(again[3:, :5], rest[3:])
+    assert (again[2, :5] != rest[2]).any()
 
 
 # Two likely tokens (0, 1), one half as likely (2), and a tail.
@@ -150,19 +139,20 @@ LOGITS = np.log(np.array([0.35, 0.35, 0.2, 0.06, 0.04], np.float32))
         ({"temperature": 1e-3}, {0, 1}),
         ({"temperature": 0.0}, {0}),
         ({"top_k": 99}, {0, 1, 2, 3, 4}),
+        ({"temperature": 1e300}, {0, 1, 2, 3, 4}),  # more than a float32 holds
     ],
 )
 def test_filters_leave_the_tokens_they_name(options, possible):
     rows = [sampling.Sampling(**options, seed=seed) for seed in range(200)]
     knobs = sampling.knobs(rows, 5)
     logits = np.broadcast_to(LOGITS, (200, 5))
-    drawn = sampling.choose(
-        logits, knobs, np.zeros(200, np.int32), None, sampling.Kinds.of(rows)
-    )
+    choose = jax.jit(sampling.choose, static_argnames="kinds")
+    drawn_B, kinds = np.zeros(200, np.int32), sampling.Kinds.of(rows)
+    drawn = choose(logits, knobs, drawn_B, None, kinds=kinds)
     assert set(np.asarray(drawn).tolist()) == possible
 
 
-def test_repetition_penalty_lowers_what_was_seen():
+def test_repetition_penalty_lowers_what_was_seen(model):
     rows = [sampling.Sampling(temperature=0, repetition_penalty=p) for p in (1.0, 3.0)]
     knobs = sampling.knobs(rows, 3)
     logits = np.array([[2.0, 1.0, -1.0]] * 2, np.float32)
@@ -170,19 +160,15 @@ def test_repetition_penalty_lowers_what_was_seen():
     kinds = sampling.Kinds.of(rows)
     chosen = sampling.choose(logits, knobs, np.zeros(2, np.int32), seen, kinds)
     np.testing.assert_array_equal(chosen, [0, 1])
-    repeats, varies = (
-        generate(
-            make("mamba2"),
-            [[5, 5, 5]],
-            12,
-            rng=jax.random.key(0),
-            temperature=0,
-            repetition_penalty=penalty,
-        )
-        for penalty in (1.0, 1e9)
+    varies = generate(
+        model,
+        [[5, 5, 5]],
+        12,
+        rng=jax.random.key(0),
+        temperature=0,
+        repetition_penalty=1e300,  # more than a float32 holds
     )
     assert len(np.unique(varies)) == 12
-    assert len(np.unique(repeats)) < 12
 
 
 def test_a_row_draws_the_same_whatever_the_others_are(model):
@@ -197,7 +183,7 @@ def test_a_row_draws_the_same_whatever_the_others_are(model):
         return np.concatenate([part for _, part in parts]).T
 
     alone = drawn(rows[:1], [[1, 2]])
-    both = drawn(rows[::-1], [[3] * 20, [1, 2]])
+    both = drawn(rows[::-1], [[3] * 9, [1, 2]])
     np.testing.assert_array_equal(both[1], alone[0])
 
 

@@ -3,19 +3,24 @@
 import io
 import json
 import os
+import socket
+import types
 
 import numpy as np
 import pytest
 
 from roxxel import main as main_lib
-from roxxel.config import run_tokenizer
+from roxxel import tokenizers
 from roxxel.errors import ConfigError
 from roxxel.generation.text import Continuation
+from roxxel.tokenizers import loading, of_run
 from roxxel.tokenizers.bytes import Bytes
-from tests import speaking
+from roxxel.train.sample import Sample
+from tests import speaking, tiny_tokenizers
+from tests.quick import compile_quickly  # noqa: F401
 from tests.tiny import compile_once  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("compile_once")
+pytestmark = pytest.mark.usefixtures("compile_once", "compile_quickly")
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +52,15 @@ def test_text_is_that_of_the_checkpoint_and_nothing_is_written(run, capsys):
 
 
 def test_prompts_of_a_file_go_together_and_seeds_decide(run, capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("abc\n\nof more than 16 letters\n"))
+    odd = "of more than\x0c\u2028\0letters"  # one line
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"abc\n\n{odd}\n"))
     flags = ("--prompt_file=-", "--samples=2", "--num_tokens=12", "--json")
     flags += ("--top_k=20", "--top_p=0.95", "--repetition_penalty=1.1", "--seed=5")
     code, out, note = sample(run, capsys, *flags, "--checkpoint=best")
     assert code == 0, note
-    rows = [json.loads(line) for line in out.splitlines()]
+    rows = [json.loads(line) for line in out.split("\n")[:-1]]
     prompts = [row["prompt"] for row in rows]
-    assert prompts == ["abc"] * 2 + ["of more than 16 letters"] * 2
+    assert prompts == ["abc"] * 2 + [odd] * 2
     assert all(row["finish_reason"] == "length" for row in rows)
     assert all(row["tokens"] == len(row["text"]) == 12 for row in rows)
     assert rows[0]["text"] != rows[1]["text"]
@@ -72,6 +78,7 @@ def test_prompts_of_a_file_go_together_and_seeds_decide(run, capsys, monkeypatch
         (["--top_p=1.5"], "--top_p must be above 0 and at most 1"),
         (["--min_p=2"], "--min_p must be from 0 to 1"),
         (["--num_tokens=many"], "--num_tokens=many"),
+        (["--prompt=a\udcffb"], "--prompt is no valid text: surrogates not allowed"),
         (["--prompt_file=x"], "--prompt and --prompt_file exclude each other"),
         (["--checkpoint=15"], "--checkpoint=15: there is no such checkpoint"),
         (["--checkpoint=newest"], "expected latest, best or a number"),
@@ -85,6 +92,24 @@ def test_what_is_wrong_is_one_line(run, capsys, flags, words):
     assert (code, out) == (2, "")
     assert line.startswith("roxxel: error: ")
     assert words in line
+
+
+def test_what_cannot_be_served_is_one_line(run, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for flags, words in [
+            ([f"--port={port}"], f"--port={port}: cannot be listened at: Address"),
+            (["--port=65536"], "--port=65536: there are ports up to 65535"),
+            (["--host=\udcff", "--port=0"], "cannot be listened at: no name of a host"),
+            (["--max_length=1"], "--max_length=1: expected a whole number, at least 2"),
+            (["--max_length=9999999999", "--port=0"], "there is no room for so much"),
+        ]:
+            flags = ["--mode=serve", f"--run={run}", "--trust_config", *flags]
+            assert main_lib.main(flags) == 2
+            out, err = capsys.readouterr()
+            line = err.splitlines()[-1]
+            assert (out, line.count("roxxel: error: ")) == ("", 1)
+            assert words in line
 
 
 def test_run_without_checkpoints(run, tmp_path, capsys):
@@ -103,15 +128,48 @@ def test_run_without_checkpoints(run, tmp_path, capsys):
 def test_tokenizer_is_that_of_the_training_data():
     facts = {"name": "bytes", "spec": "bytes", "fingerprint": Bytes().fingerprint()}
     data = {"stream.dataset": {"tokenizer": facts}}
-    assert isinstance(run_tokenizer.of_run(data, 50_000), Bytes)
-    assert isinstance(run_tokenizer.of_run({}, 256), Bytes)
+    assert isinstance(of_run.of_run(data, 50_000, setting="--t="), Bytes)
+    assert isinstance(of_run.of_run({}, 256, setting="--t="), Bytes)
     for data, words in [
-        ({}, "name no tokenizer; give --tokenizer"),
+        ({}, "name no tokenizer; give --t=bytes"),
         ({"stream.d": {"tokenizer": facts | {"fingerprint": "x"}}}, "not what it was"),
         ({"stream.d": {"tokenizer": {"name": "own"}}}, "tokenizer own: "),
     ]:
         with pytest.raises(ConfigError, match=words):
-            run_tokenizer.of_run(data, 50_000)
+            of_run.of_run(data, 50_000, setting="--t=")
+
+
+def test_the_space_between_prompt_and_continuation_is_kept(tmp_path, monkeypatch):
+    """SentencePiece leaves out that before the first token it is given."""
+    pytest.importorskip("sentencepiece", reason="needs [tokenizers]")
+    (tmp_path / "a.model").write_bytes(
+        tiny_tokenizers.sentence_piece_model(dummy_prefix=True)
+    )
+    tokenizer = loading.load(str(tmp_path / "a.model"))
+    whole = "The quick brown fox"
+    ids = np.asarray(tokenizer.encode(whole))
+    cut = next(n for n in range(len(ids)) if tokenizer.decode(ids[:n]) == "The quick")
+    assert tokenizer.decode(ids[cut:]) == "brown fox"
+    text = Continuation(tokenizer, max_tokens=99, before=ids[:cut])
+    assert "".join(text.feed([token]) for token in ids[cut:]) == " brown fox"
+    assert text.num_tokens == len(ids) - cut
+
+    # The sample at the end of a run is by the tokenizer of its data too.
+    def generate(model, prompt_BL, num_tokens, **options):
+        np.testing.assert_array_equal(prompt_BL[0], ids[:cut])
+        assert options["num_ids"] == tokenizer.vocab_size
+        return ids[None, cut:]
+
+    monkeypatch.setattr("roxxel.train.sample.generate", generate)
+    data = {"stream.dataset": {"tokenizer": tokenizers.describe(tokenizer)}}
+    model = types.SimpleNamespace(vocab_size=512)
+    assert Sample(prompt="The quick").text(model, data) == whole
+    by_hand = Sample(prompt="The quick", tokenizer=tokenizer)
+    assert by_hand.text(model) == whole
+    with pytest.raises(ConfigError, match="give its tokenizer=bytes"):
+        Sample(prompt="The quick").text(model)
+    with pytest.raises(ConfigError, match="the model has vocab_size 20"):
+        by_hand.text(types.SimpleNamespace(vocab_size=20))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ uvicorn = pytest.importorskip("uvicorn", reason="needs the extra [serve]")
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
+from roxxel.config import continuing, serving
 from roxxel.generation import decoding, sampling
 from roxxel.generation.text import Continuation
 from roxxel.serving import app as app_lib
@@ -31,9 +33,10 @@ from roxxel.serving import engine as engine_lib
 from roxxel.serving import protocol
 from roxxel.tokenizers.bytes import Bytes
 from tests import speaking
+from tests.quick import compile_quickly  # noqa: F401
 from tests.tiny import compile_once  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("compile_once")
+pytestmark = pytest.mark.usefixtures("compile_once", "compile_quickly")
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 PATH = "/v1/completions"
@@ -55,12 +58,13 @@ def decoder():
 @pytest.fixture(scope="module")
 def served(decoder):
     """The engine and the port of a server in this process."""
+    ready = continuing.Ready(run=None, tokenizer=Bytes(), decoder=decoder, end_id=0)
     engine = engine_lib.Engine(decoder, max_rows=4, max_length=LENGTH, max_queue=40)
     web = app_lib.make(
         engine,
         model="toy",
         tokenizer=Bytes(),
-        encode=lambda text, where: np.frombuffer(text.encode(), np.uint8),
+        encode=ready.encode,
         end_id=0,
         only_local=True,
     )
@@ -158,6 +162,19 @@ def test_32_requests_at_once_are_answered_as_if_alone(served, decoder):
         assert answer["choices"][0]["text"] == texts[len(prompt)]
 
 
+def test_more_requests_than_may_wait_are_told_to_come_again(served, monkeypatch):
+    engine, port = served
+    full = mock.Mock(side_effect=engine_lib.Full)
+    monkeypatch.setattr(engine, "submit", full)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", PATH, '{"prompt": "a"}', headers)
+    answer = connection.getresponse()
+    assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
+    assert json.load(answer)["error"]["type"] == "rate_limit_error"
+    connection.close()
+
+
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
@@ -175,6 +192,9 @@ def test_32_requests_at_once_are_answered_as_if_alone(served, decoder):
         ({"prompt": "a", "temperature": -1}, 400, "temperature must be 0 or more"),
         ({"prompt": "a", "temperature": True}, 400, "temperature is of the wrong"),
         (b'{"prompt": "a", "top_p": NaN}', 400, "top_p must be"),
+        ({"prompt": "a", "temperature": 10**400}, 400, "temperature is too large"),
+        ({"prompt": "a\ud800"}, 400, "no valid text"),
+        ({"prompt": "a", "\ud800": 1}, 400, "Unrecognized request argument"),
         ({"prompt": "a", "n": 99}, 400, "n must be from 1 to 16"),
         ({"prompt": ["a"] * 41}, 400, "at most 40"),
         ({"prompt": "a", "logprobs": 2}, 400, "logprobs is not supported"),
@@ -200,7 +220,8 @@ def test_wrong_places_are_refused(served):
     assert post(port, asked, **{"Content-Type": "text/plain"})[0] == 415
     # A name of somebody's page that leads here.
     assert post(port, asked, Host="evil.example")[0] == 400
-    assert post(port, asked)[0] == 200
+    for name in ("localhost", "127.0.0.1:80", "[::1]:80"):
+        assert post(port, asked, Host=name)[0] == 200
 
 
 def test_a_client_that_goes_away_frees_its_row(served, monkeypatch):
@@ -298,6 +319,7 @@ async def note(request):
 seen = []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_the_page_streams_text_in_a_browser(served, decoder, tmp_path):
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
@@ -323,6 +345,28 @@ def test_the_page_streams_text_in_a_browser(served, decoder, tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("address", "is_local"),
+    [("127.0.0.1", True), ("::1", True), ("0.0.0.0", False), ("::", False)],
+)
+def test_another_host_than_this_one_is_warned_of(address, is_local, capsys):
+    """Asked for by a user, who is told; names of hosts are free then."""
+    made, ran = mock.Mock(), mock.Mock()
+    limits = {"max_rows": 1, "max_length": 16, "max_queue": 1}
+    listening = mock.Mock(getsockname=lambda: (address, 80))
+    with (
+        mock.patch.object(app_lib, "make", made),
+        mock.patch.object(serving, "_run", ran),
+        mock.patch.object(engine_lib, "Engine"),
+    ):
+        serving._serve(mock.MagicMock(), listening, address, limits)
+    assert made.call_args.kwargs["only_local"] is is_local
+    err = capsys.readouterr().err
+    assert ("anyone who reaches it can use the model" in err) is not is_local
+    assert ran.call_count == 1
+
+
+@pytest.mark.slow
 def test_the_command_serves_on_loopback_and_ends_on_sigterm(tmp_path, repo_root):
     run = speaking.make_run(tmp_path / "run")
     paths = [repo_root, Path(__file__).parent]

@@ -20,7 +20,7 @@ from roxxel.train.inputs import Input
 from roxxel.train.trainer import Trainer
 from tests.tiny import Bigram, compile_once  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("compile_once")
+pytestmark = pytest.mark.usefixtures("compile_once", "compile_quickly")
 
 SUITE = {
     "induction": tasks.Induction(vocab_size=16, length=24),

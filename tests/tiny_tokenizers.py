@@ -51,7 +51,7 @@ def write_hugging_face(folder: pathlib.Path) -> pathlib.Path:
 
 
 @functools.cache
-def sentence_piece_model() -> bytes:
+def sentence_piece_model(*, dummy_prefix: bool = False) -> bytes:
     """A unigram model of 320 pieces that falls back to bytes and keeps all space."""
     import sentencepiece
 
@@ -63,7 +63,7 @@ def sentence_piece_model() -> bytes:
         byte_fallback=True,
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
-        add_dummy_prefix=False,
+        add_dummy_prefix=dummy_prefix,
         allow_whitespace_only_pieces=True,
         hard_vocab_limit=False,
         minloglevel=2,

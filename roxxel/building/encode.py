@@ -21,10 +21,17 @@ _MAX_BATCH_DOCUMENTS = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Joined:
-    """Elements of documents with separators between them, and how many they are."""
+    """Elements of documents with separators between them.
+
+    Attributes:
+        elements: all of them.
+        documents: how many they are.
+        num_bytes: of their text; 0 where they were token ids.
+    """
 
     elements: np.ndarray
     documents: int
+    num_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,15 +181,17 @@ def _join_texts(texts: list[bytes], recipe: Recipe) -> Joined:
         return Joined(np.empty(0, recipe.dtype), 0)
     tokenizer = recipe.tokenizer
     assert tokenizer is not None
+    num_bytes = sum(map(len, texts))
     if hasattr(tokenizer, "encode_joined"):
         elements = tokenizer.encode_joined(texts, recipe.separator)
-        return Joined(_fit(elements, recipe), len(texts))
+        return Joined(_fit(elements, recipe), len(texts), num_bytes)
     strings = [text.decode() for text in texts]
     if hasattr(tokenizer, "encode_batch"):
         encoded = tokenizer.encode_batch(strings)
     else:
         encoded = [tokenizer.encode(text) for text in strings]
-    return _join_ids([np.asarray(ids) for ids in encoded if len(ids)], recipe)
+    joined = _join_ids([np.asarray(ids) for ids in encoded if len(ids)], recipe)
+    return dataclasses.replace(joined, num_bytes=num_bytes)
 
 
 def _join_ids(arrays: list[np.ndarray], recipe: Recipe) -> Joined:

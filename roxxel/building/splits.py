@@ -66,7 +66,9 @@ def write(
         locations: Of the kept documents first, then of those held out, if any are.
         separator: Follows every document; of `dtype`, may be empty.
         dtype: Of the elements.
-        metadata: Stored with both sides, beside the name of the side.
+        metadata: Stored with both sides, beside the name of the side, and the mean
+            length of a token of text with what is held out: with it losses become
+            bits per byte.
         spool_dir: A folder with room for the held-out documents.
         finished: Sides that are there already and are not written.
         options: Of `Roxxel.write`.
@@ -78,27 +80,33 @@ def write(
     sides = list(locations)
     counts = {side: {"documents": 0, "elements": 0} for side in sides}
     options |= {"dtype": dtype, "separator": separator if separator.size else None}
+    text = {"bytes": 0}  # held out
 
-    def write_side(side: str, items: Iterable[np.ndarray]) -> None:
+    def write_side(side: str, items: Iterable[np.ndarray], **more: Any) -> None:
         if side in finished:
             for _ in items:
                 pass
             return
-        facts = metadata | {"split": side}
+        facts = metadata | {"split": side} | more
         Roxxel(locations[side]).write(items, metadata=facts, **options)
 
     with tempfile.TemporaryFile(dir=spool_dir) as spool:
-        kept = _kept(pieces, counts, separator, spool)
+        kept = _kept(pieces, counts, separator, spool, text)
         write_side(sides[0], kept)
         for _ in kept:  # not read where everything was there
             pass
         for side in sides[1:]:
-            write_side(side, _spooled(spool, dtype))
+            more = _text_facts(text["bytes"], counts[side]["elements"], dtype)
+            write_side(side, _spooled(spool, dtype), **more)
     return counts
 
 
 def _kept(
-    pieces: Iterable[Piece], counts: Counts, separator: np.ndarray, spool: IO[bytes]
+    pieces: Iterable[Piece],
+    counts: Counts,
+    separator: np.ndarray,
+    spool: IO[bytes],
+    text: dict[str, int],
 ) -> Iterator[np.ndarray]:
     """What is kept, in order; what is held out goes to `spool`, joined."""
     kept_side, *held_side = counts
@@ -112,11 +120,19 @@ def _kept(
                 spool.write(separator.tobytes())
             _count(counts[side], piece.held, separator)
             spool.write(piece.held.elements.data)
+            text["bytes"] += piece.held.num_bytes
 
 
 def _count(side: dict[str, int], joined: Joined, separator: np.ndarray) -> None:
     side["documents"] += joined.documents
     side["elements"] += joined.elements.size + separator.size
+
+
+def _text_facts(num_bytes: int, elements: int, dtype: np.dtype) -> dict[str, float]:
+    """What evaluation needs of text; bytes need nothing."""
+    if not num_bytes or dtype == np.uint8:
+        return {}
+    return {"bytes_per_token": num_bytes / elements}
 
 
 def _spooled(spool: IO[bytes], dtype: np.dtype) -> list[np.ndarray]:

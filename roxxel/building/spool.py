@@ -22,16 +22,19 @@ from roxxel.building.recipe import Recipe
 
 @dataclasses.dataclass(frozen=True)
 class Spooled:
-    """Paths and documents of the kept side and of the one held out."""
+    """Paths, documents and bytes of text of the kept side and of the one held out."""
 
     paths: tuple[str, str]
     documents: tuple[int, int]
+    num_bytes: tuple[int, int]
 
     def read(self, dtype: np.dtype) -> Piece:
         """The elements, mapped; their files lose their names."""
         kept, held = (
-            Joined(_take(path, count, dtype), count)
-            for path, count in zip(self.paths, self.documents, strict=True)
+            Joined(_take(path, count, dtype), count, num_bytes)
+            for path, count, num_bytes in zip(
+                self.paths, self.documents, self.num_bytes, strict=True
+            )
         )
         return Piece(kept, held)
 
@@ -53,7 +56,7 @@ def folder(beside: str | os.PathLike) -> Generator[str]:
 def write(pieces: Iterable[Piece], recipe: Recipe, path: str) -> Spooled:
     """Joins all `pieces` of a part in files that start with `path`."""
     targets = (f"{path}.kept", f"{path}.held")
-    counts = [0, 0]
+    counts, num_bytes = [0, 0], [0, 0]
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(open(target, "wb", 0)) for target in targets]
         for piece in pieces:
@@ -63,7 +66,8 @@ def write(pieces: Iterable[Piece], recipe: Recipe, path: str) -> Spooled:
                         _write_all(files[side], recipe.separator)
                     _write_all(files[side], joined.elements)
                     counts[side] += joined.documents
-    return Spooled(targets, (counts[0], counts[1]))
+                    num_bytes[side] += joined.num_bytes
+    return Spooled(targets, (counts[0], counts[1]), (num_bytes[0], num_bytes[1]))
 
 
 def _write_all(file: BinaryIO, elements: np.ndarray) -> None:

@@ -11,13 +11,16 @@ at every moment one complete version of the step is on the disk. The record list
 size of every file, which is how a cut file is noticed without reading the arrays.
 """
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import math
 import os
 import pathlib
 import re
 import shutil
+from collections.abc import Generator
 from typing import Any
 
 from roxxel.checkpointing import holds
@@ -143,14 +146,27 @@ def add_metrics(step: Step, metrics: dict[str, Any]) -> bool:
     now = inspect(step.path) if step.path.is_dir() else None
     if not isinstance(now, Step) or now.serial != step.serial:
         return False
-    later = _later_metrics(step.path, step.serial) | plain_metrics(metrics)
     part = step.path / f"{LATER}.tmp"
     try:
-        part.write_text(json.dumps({"serial": step.serial, "metrics": later}))
-        os.replace(part, step.path / LATER)
+        with _locked(step.path):
+            later = _later_metrics(step.path, step.serial) | plain_metrics(metrics)
+            part.write_text(json.dumps({"serial": step.serial, "metrics": later}))
+            os.replace(part, step.path / LATER)
     except FileNotFoundError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path) -> Generator[None]:
+    """One process at a time adds to what another added, where there are locks."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _later_metrics(path: pathlib.Path, serial: int) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 import dataclasses
 from typing import Any
 
-from roxxel.config import arguments, opened, resolve, run_tokenizer
+from roxxel.config import arguments, opened, resolve
 from roxxel.errors import ConfigError
+from roxxel.tokenizers import of_run
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -31,7 +32,10 @@ class Ready:
         """
         import numpy as np
 
-        ids = np.asarray(self.tokenizer.encode(text), np.int64)
+        try:
+            ids = np.asarray(self.tokenizer.encode(text), np.int64)
+        except UnicodeEncodeError as err:
+            raise ConfigError(f"{where} is no valid text: {err.reason}.") from err
         if not ids.size:
             raise ConfigError(f"{where} is empty; give at least one token.")
         if ids.max() >= self.decoder.vocab_size:
@@ -59,7 +63,8 @@ def ready(found: resolve.Experiment, line: arguments.CommandLine) -> Ready:
             "a roxxel.models.language_model.LanguageModel."
         )
     model = run.model
-    tokenizer = run_tokenizer.of_run(run.data, model.vocab_size, line.get("tokenizer"))
+    given = line.get("tokenizer")
+    tokenizer = of_run.of_run(run.data, model.vocab_size, given, setting="--tokenizer=")
     end_id = model.separator_id
     if end_id is None:
         end_id = getattr(tokenizer, "separator_id", None)

@@ -3,6 +3,7 @@
 Where Graphviz is installed, its `dot` lays the nodes out; else the tree is drawn.
 """
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -35,7 +36,7 @@ def draw(
             return _svg(found, rows)
         say.lines(["roxxel: note: Graphviz (dot) is not installed; this is the tree."])
         return as_text(rows)
-    file = Path(output).expanduser()
+    file = Path(os.path.expanduser(output))
     if file.suffix not in FORMATS:
         raise ConfigError(
             f"--output={output}: expected a file that ends in {', '.join(FORMATS)}."

@@ -38,7 +38,7 @@ def run(found: resolve.Experiment, line: arguments.CommandLine) -> int:
     workdir = opened.folder(found, line)
     wanted = opened.parse_checkpoint(line.get("checkpoint"))
     output = line.get("output")
-    place = Path(output).expanduser() if output else workdir / FILE_NAME
+    place = Path(os.path.expanduser(output)) if output else workdir / FILE_NAME
     _check_writable(place, f"--output={output}" if output else str(workdir))
     names = named_sets(found, line.get("sets"))
     if line.on("follow"):

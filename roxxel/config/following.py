@@ -15,6 +15,7 @@ The same command goes on where it ended: a checkpoint that has the metrics of al
 is not evaluated again.
 """
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,10 @@ def run(
     patience = _patience(line.get("patience"))
     if line.has("checkpoint"):
         raise ConfigError("--follow takes each checkpoint; leave out --checkpoint.")
+    if not os.access(workdir, os.W_OK):
+        raise ConfigError(
+            f"--follow writes metrics into checkpoints; {workdir} cannot be written."
+        )
     import jax
 
     from roxxel.train.stop import StopNow, StopRequest
@@ -101,6 +106,8 @@ class Follower:
         say.lines([f"roxxel: following {self._workdir}: {', '.join(self._sets)}"])
         seen = time.monotonic()
         while not self._root.is_dir() and not outcome.is_over(self._workdir):
+            if outcome.is_alive(self._workdir):
+                seen = time.monotonic()
             if time.monotonic() - seen > patience_secs:
                 return self._gone(patience_secs)
             self._pause()
@@ -153,10 +160,13 @@ class Follower:
         self._passed.add(step.serial)  # whatever happens, it has had its turn
         try:
             self._open(step.number)
-        except ConfigError:
-            if files.inspect(step.path) == step:
+        except ConfigError as err:
+            if files.inspect(step.path) != step:
+                return  # another was saved under its number meanwhile
+            if not isinstance(err.__cause__, files.CheckpointError):
                 raise
-            return  # another was saved under its number meanwhile
+            say.lines([f"roxxel: step {step.number} is passed over: {err}"])
+            return
         assert self._evaluating is not None
         metrics = self._evaluating.run(on_batch=self._stop.check)
         if files.add_metrics(step, metrics):

@@ -55,6 +55,7 @@ class _Row:
             max_tokens=count,
             stops=line.lists.get("stop", []),
             end_id=ready.end_id,
+            before=self.ids,
         )
 
     def feed(self, ids) -> str:
@@ -110,14 +111,14 @@ def _prompts(line: arguments.CommandLine) -> list[tuple[str, str]]:
         content = (
             sys.stdin.read()
             if file == "-"
-            else Path(file).expanduser().read_text(encoding="utf-8")
+            else Path(os.path.expanduser(file)).read_text(encoding="utf-8")
         )
     except (OSError, UnicodeDecodeError) as err:
         why = getattr(err, "strerror", None) or "it is no UTF-8"
         raise ConfigError(f"--prompt_file={file}: cannot be read: {why}.") from err
     lines = [
         (prompt, f"--prompt_file={file}: line {number}")
-        for number, prompt in enumerate(content.splitlines(), 1)
+        for number, prompt in enumerate(content.split("\n"), 1)
         if prompt
     ]
     if not lines:

@@ -6,7 +6,7 @@ import socket
 from typing import Any
 
 from roxxel import errors
-from roxxel.config import arguments, continuing, resolve, say
+from roxxel.config import arguments, continuing, imports, resolve, say
 from roxxel.errors import ConfigError
 
 _LOCAL = "127.0.0.1"
@@ -56,9 +56,10 @@ def _listening(host: str, port: int) -> socket.socket:
         found = socket.socket(family, socket.SOCK_STREAM)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
-    except OSError as err:
+    except (OSError, UnicodeError) as err:
+        why = getattr(err, "strerror", None) or "no name of a host"
         raise ConfigError(
-            f"--host={host} --port={port}: cannot be listened at: {err.strerror}."
+            f"--host={host} --port={port}: cannot be listened at: {why}."
         ) from err
     return found
 
@@ -89,12 +90,17 @@ def _serve(
         end_id=ready.end_id,
         only_local=is_local,
     )
+    try:
+        loop.start()
+    except Exception as err:
+        shown = " ".join(f"--{flag}={value}" for flag, value in limits.items())
+        why = imports.one_line(err)
+        raise ConfigError(f"{shown}: there is no room for so much: {why}") from err
     listening.listen()  # so that who reads the line below can connect
     shown = f"[{address}]" if ":" in address else address
     say.lines(
         [f"roxxel: {name}, step {ready.run.step}, at http://{shown}:{port}/ and /v1"]
     )
-    loop.start()
     try:
         _run(uvicorn, web, listening)
     finally:

@@ -6,6 +6,7 @@ A checkpoint is a folder with `config.json` and safetensors files, as transforme
 
 import dataclasses
 import json
+import os
 import pathlib
 from types import ModuleType
 from typing import Any
@@ -61,7 +62,7 @@ def is_folder(path: Any) -> bool:
 
     The work directory of a run has a `config.json` too, which holds a graph.
     """
-    folder = pathlib.Path(path).expanduser()
+    folder = pathlib.Path(os.path.expanduser(path))
     if any(folder.glob("*.safetensors*")) or any(folder.glob("pytorch_model*.bin")):
         return True
     try:
@@ -80,7 +81,7 @@ def read(path: Any) -> Description:
       ConfigError: it is no such checkpoint, is damaged, or holds what no model here
         expresses; all that is wrong is in one line.
     """
-    folder = pathlib.Path(path).expanduser().absolute()
+    folder = pathlib.Path(os.path.expanduser(path)).absolute()
     if not folder.is_dir():
         raise ConfigError(
             f"{folder}: there is no such folder; expected config.json and safetensors."

@@ -176,7 +176,7 @@ def check_export(folder: str | os.PathLike, dtype: str | None) -> pathlib.Path:
     """
     if dtype is not None:
         _check_dtype(dtype)
-    target = pathlib.Path(folder).expanduser().absolute()
+    target = pathlib.Path(os.path.expanduser(folder)).absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} is there and not empty; choose another folder.")
     above = next(parent for parent in target.parents if parent.exists())

@@ -15,6 +15,7 @@ import numpy as np
 from roxxel.errors import ConfigError
 
 _LEAST_TEMPERATURE = 1e-6  # below, logits over it overflow
+_MOST = 1e30  # factors beyond, and those below one over it, make no float32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,14 +99,18 @@ def knobs(rows: Sequence[Sampling], vocab_size: int) -> Knobs:
     def column(name, dtype):
         return np.array([getattr(row, name) for row in rows], dtype)
 
+    def factors(name):
+        values = [getattr(row, name) for row in rows]
+        return np.clip(values, 1 / _MOST, _MOST).astype(np.float32)
+
     top_k = [min(row.top_k or vocab_size, vocab_size) for row in rows]
     seeds = column("seed", np.uint64)
     return Knobs(
-        temperature=column("temperature", np.float32),
+        temperature=factors("temperature"),
         top_k=np.array(top_k, np.int32),
         top_p=column("top_p", np.float32),
         min_p=column("min_p", np.float32),
-        penalty=column("repetition_penalty", np.float32),
+        penalty=factors("repetition_penalty"),
         keys=np.stack([seeds >> 32, seeds & 0xFFFFFFFF], 1).astype(np.uint32),
     )
 

@@ -15,6 +15,8 @@ class Continuation:
       max_tokens: ends with "length" after so many tokens.
       stops: texts that end it with "stop"; they and what follows are left out.
       end_id: token that ends it with "stop"; None: none does.
+      before: ids that it follows. Some tokenizers leave out the space before the first
+        token that they are given.
 
     Attributes:
       finish_reason: None while it goes on, then "stop" or "length".
@@ -28,12 +30,13 @@ class Continuation:
         max_tokens: int,
         stops: Sequence[str] = (),
         end_id: int | None = None,
+        before: Sequence[Any] = (),
     ):
         self._tokenizer, self._stops, self._end_id = tokenizer, tuple(stops), end_id
         self.max_tokens, self.num_tokens = max_tokens, 0
         self.finish_reason: str | None = None
-        self._ids: list[int] = []
-        self._shown_from = self._shown_to = 0  # tokens whose text is out
+        self._ids = self._context(before)
+        self._shown_from, self._shown_to = 0, len(self._ids)  # tokens whose text is out
         self._held = ""  # may be the beginning of a stop sequence
 
     def feed(self, ids: Iterable[Any]) -> str:
@@ -44,6 +47,11 @@ class Continuation:
                 break
             text += self._take(int(token))
         return text
+
+    def _context(self, before: Sequence[Any]) -> list[int]:
+        """The last ids of `before`, unless they end within a character."""
+        ids = [int(one) for one in before[-_LONGEST_CHARACTER:]]
+        return [] if self._tokenizer.decode(ids).endswith(_UNFINISHED) else ids
 
     def _take(self, token: int) -> str:
         self.num_tokens += 1

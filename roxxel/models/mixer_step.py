@@ -5,7 +5,7 @@ need; written out, a step costs two passes over the state.
 
 XLA on CPU fuses whatever is cheap into the loop over the state, where it is computed N
 times, but no division and no exponential. So what that loop reads ends in one of them:
-silu(v) is written `v / (1 + exp(-v))`. That is 20 times faster with a batch of 16.
+silu(v) is written `v / (1 + exp(-v))`.
 
 Legend: B batch, D d_model, H heads, P head width, I = H * P inner channels, G groups,
 N state, W = I / G, F convolved channels, T former steps.

@@ -5,6 +5,7 @@ import fcntl
 import functools
 import json
 import math
+import os
 import pathlib
 from typing import Any
 
@@ -177,7 +178,7 @@ def open_run(path: str) -> Run:
     Raises:
       ConfigError: it holds none.
     """
-    folder = pathlib.Path(path).expanduser()
+    folder = pathlib.Path(os.path.expanduser(path))
     if not is_run(folder):
         raise ConfigError(
             f"{path}: no run is there (no run.json); `python -m roxxel.runs list "
@@ -192,7 +193,7 @@ def find(folder: str) -> list[Run]:
     Raises:
       ConfigError: the folder does not exist.
     """
-    root = pathlib.Path(folder).expanduser()
+    root = pathlib.Path(os.path.expanduser(folder))
     if not root.is_dir():
         raise ConfigError(f"{folder}: no such folder.")
     found, waiting = [], [root]

@@ -30,7 +30,8 @@ from roxxel.serving.job import Job
 from roxxel.serving.protocol import RequestError
 
 _PAGE = Path(__file__).with_name("page.html")
-_LOCAL_HOSTS = ["127.0.0.1", "localhost", "[::1]"]
+# The last is what Starlette before 1.0 makes of `[::1]:8000`.
+_LOCAL_HOSTS = ["127.0.0.1", "localhost", "[::1]", "["]
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -132,19 +133,20 @@ class Service:
                 return self._encode(prompt, f"prompt {index}")
             except ConfigError as err:
                 raise RequestError(400, str(err), param="prompt") from err
-        size = self._tokenizer.vocab_size
+        size = self._engine.num_ids
         if not all(0 <= one < size for one in prompt):
             message = f"prompt {index}: ids must be from 0 to {size - 1}."
             raise RequestError(400, message, param="prompt")
         return np.asarray(prompt, np.int32)
 
-    def continuation(self, wanted: protocol.Completion) -> Continuation:
-        """Takes the tokens of a choice."""
+    def continuation(self, wanted: protocol.Completion, ids: Any) -> Continuation:
+        """Takes the tokens of a choice that follow `ids`."""
         return Continuation(
             self._tokenizer,
             max_tokens=wanted.max_tokens,
             stops=wanted.stops,
             end_id=self._end_id,
+            before=ids,
         )
 
     def text(self, ids: Any) -> str:

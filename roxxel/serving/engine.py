@@ -94,7 +94,14 @@ class Engine:
         self._thread = threading.Thread(target=self._work, name="decode", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Takes the memory of all rows and starts the thread.
+
+        Raises:
+          Exception: what the device says where the memory is not there.
+        """
+        nobody = [sampling.Sampling(temperature=0)] * self.max_rows
+        self._knobs = sampling.knobs(nobody, self._decoder.vocab_size)
+        self._carry = self._decoder.waiting(self.max_rows, self._slots)
         self._thread.start()
 
     def submit(self, rows: Sequence[Row]) -> None:
@@ -110,6 +117,11 @@ class Engine:
                 raise Full
             self._waiting.extend(rows)
             self._news.notify()
+
+    @property
+    def num_ids(self) -> int:
+        """Ids that are tokens; greater ones are nothing to the tokenizer or model."""
+        return self._decoder.num_ids
 
     @property
     def num_rows(self) -> int:
@@ -142,9 +154,6 @@ class Engine:
                     row.fail()
 
     def _loop(self) -> None:
-        nobody = [sampling.Sampling(temperature=0)] * self.max_rows
-        self._knobs = sampling.knobs(nobody, self._decoder.vocab_size)
-        self._carry = self._decoder.waiting(self.max_rows, self._slots)
         while self._awaited():
             for place, row in enumerate(self._rows):
                 if row is not None and row.is_over:

@@ -47,7 +47,7 @@ class Job:
             engine_lib.Row(
                 ids,
                 Sampling(**wanted.options, seed=(seed + choice) % 2**63),
-                service.continuation(wanted),
+                service.continuation(wanted, ids),
                 self._emitter(index * wanted.n + choice),
             )
             for index, ids in enumerate(prompts)

@@ -38,8 +38,9 @@ class RequestError(Exception):
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str = ""
     ):
-        super().__init__(message)
-        self.status, self.param, self.code = status, param, code or None
+        super().__init__(_sendable(message))
+        self.status, self.code = status, code or None
+        self.param = param and _sendable(param)
 
     def body(self) -> dict[str, Any]:
         """The answer, in OpenAI's form."""
@@ -47,6 +48,11 @@ class RequestError(Exception):
         kind = "rate_limit_error" if self.status == 429 else kind
         fields = {"type": kind, "param": self.param, "code": self.code}
         return {"error": {"message": str(self), **fields}}
+
+
+def _sendable(text: str) -> str:
+    """Without the lone surrogates that JSON may hold and UTF-8 may not."""
+    return text.encode(errors="replace").decode()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,7 +135,7 @@ def _options(data: dict[str, Any]) -> dict[str, Any]:
     from roxxel.generation.sampling import Sampling
 
     options: dict[str, Any] = {
-        name: float(_field(data, name, default, (int, float)))
+        name: _float(data, name, default)
         for name, default in (
             *(("temperature", 1.0), ("top_p", 1.0)),
             *(("min_p", 0.0), ("repetition_penalty", 1.0)),
@@ -176,6 +182,13 @@ def _int(data: dict, name: str, default: Any, least: int, most: int) -> Any:
         message = f"{name} must be from {least} to {most}, got {value}."
         raise RequestError(400, message, param=name)
     return value
+
+
+def _float(data: dict, name: str, default: float) -> float:
+    try:
+        return float(_field(data, name, default, (int, float)))
+    except OverflowError as err:
+        raise RequestError(400, f"{name} is too large.", param=name) from err
 
 
 def _field(data: dict, name: str, default: Any, kind: Any) -> Any:

@@ -10,7 +10,7 @@ from flax import nnx
 
 from roxxel.checkpoint import Checkpointer
 from roxxel.distributed import is_lead
-from roxxel.errors import EXIT_OK, EXIT_RESTART
+from roxxel.errors import EXIT_OK, EXIT_RESTART, ConfigError
 from roxxel.train import describe, meshes
 
 if TYPE_CHECKING:
@@ -98,14 +98,16 @@ def _sample(run: "Run") -> None:
             )
         model = _model_of_lead(run)
         with run.stop.interruptible():
-            text = None if model is None else run.spec.sample.text(model)
-            if text is None:
+            text = None if model is None else _sampled(run, model)
+            if model is None:
                 _wait_for_lead(run, "sampled")
         run.stop.check()  # a stop that came too late to interrupt: the same for all
-    if text is None:
+    if model is None:
         return
     if run.board is not None:
         run.board.post("sampled", "")
+    if text is None:
+        return
     _write(run, "sample.txt", text)
     run.logger.log_message("Sample:\n%s", text)
     run.logger.log_text(run.done, "sample", text)
@@ -118,6 +120,16 @@ def _can_sample(run: "Run") -> bool:
     if is_lead():
         run.board.post("can sample", str(meshes.fits_one_device(run.model)))
     return _wait_for_lead(run, "can sample") == "True"
+
+
+def _sampled(run: "Run", model: nnx.Module) -> str | None:
+    """The text; None, and a warning, where the run's data lack a tokenizer for it."""
+    assert run.spec.sample is not None
+    try:
+        return run.spec.sample.text(model, run.run_info.get("data"))
+    except ConfigError as err:
+        run.logger.log_message("No sample: %s", err, level="warning")
+        return None
 
 
 def _wait_for_lead(run: "Run", name: str) -> str:

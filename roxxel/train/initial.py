@@ -4,6 +4,7 @@ The other is a run, told by its checkpoints, or a Hugging Face folder. Either gi
 arrays by name, and the same rules say which array of the model gets which.
 """
 
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -125,7 +126,7 @@ def _check_folder(spec: "Trainer", model: nnx.Module | None) -> None:
 
 def source_path(given: Any) -> pathlib.Path:
     """The folder of the checkpoints of a work directory, or the folder given."""
-    path = pathlib.Path(given).expanduser()
+    path = pathlib.Path(os.path.expanduser(given))
     inner = path / "checkpoints"
     return inner if inner.is_dir() else path
 

@@ -1,5 +1,6 @@
 """`--mode=import_config --from=FILE`: an experiment from another program's settings."""
 
+import os
 import pathlib
 
 from roxxel.config.arguments import CommandLine
@@ -23,7 +24,7 @@ def run(line: CommandLine) -> str:
         raise ConfigError(
             "--mode=import_config: give --from=FILE, a MaxText YAML or a nanoGPT .py."
         )
-    path = pathlib.Path(given).expanduser()
+    path = pathlib.Path(os.path.expanduser(given))
     program = _program(path, given)
     theirs = program.read(_text(path, given), str(path))
     _check_known(program, theirs, given)
@@ -63,7 +64,7 @@ def _devices(line: CommandLine) -> int:
 
 
 def _write(text: str, output: str) -> str:
-    path = pathlib.Path(output).expanduser()
+    path = pathlib.Path(os.path.expanduser(output))
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
