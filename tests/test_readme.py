@@ -140,7 +140,7 @@ def test_runs_are_read_back(tmp_path, run_python):
         (folder / "run.json").write_text('{"total_steps": 1}')
         (folder / "roxxel_metrics.csv").write_text("step,loss,perplexity\n1,2.0,7.4\n")
     lines = re.findall(r"^    python (-m roxxel\.runs .*)$", README, re.M)
-    assert len(lines) == 3
+    assert len(lines) == 4
     for line in lines:
         run_python(*shlex.split(line), check=True)
     assert (tmp_path / "report.html").stat().st_size > 1e6
