@@ -18,6 +18,7 @@ from roxxel.models.losses import next_token_loss
 from roxxel.train.evaluation import Evaluation, evaluate, make_eval_step
 from roxxel.train.inputs import Input
 from roxxel.train.trainer import Trainer
+from tests.quick import compile_quickly  # noqa: F401
 from tests.tiny import Bigram, compile_once  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("compile_once", "compile_quickly")
