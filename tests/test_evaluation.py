@@ -25,8 +25,7 @@ from roxxel.train.early_stopping import EarlyStopping
 from roxxel.train.evaluation import Evaluation, evaluate, make_eval_step
 from roxxel.train.trainer import Trainer
 from tests.evaluation_parts import MODELS, held_out, numbers
-from tests.quick import jit
-from tests.quick import compile_quickly  # noqa: F401
+from tests.quick import compile_quickly, jit  # noqa: F401
 from tests.tiny import Bigram, compile_once  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("compile_once", "compile_quickly")

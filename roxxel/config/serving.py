@@ -3,6 +3,8 @@
 import ipaddress
 import signal
 import socket
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from roxxel import errors
@@ -10,7 +12,7 @@ from roxxel.config import arguments, continuing, imports, resolve, say
 from roxxel.errors import ConfigError
 
 _LOCAL = "127.0.0.1"
-_CLOSE_SECS = 10  # for answers on their way after SIGTERM
+_CLOSE_SECS = 8  # for answers on their way after SIGTERM
 
 
 def run(found: resolve.Experiment, line: arguments.CommandLine) -> int:
@@ -102,19 +104,31 @@ def _serve(
         [f"roxxel: {name}, step {ready.run.step}, at http://{shown}:{port}/ and /v1"]
     )
     try:
-        _run(uvicorn, web, listening)
+        _run(uvicorn, web, listening, loop.close)
     finally:
         loop.close()
 
 
-def _run(uvicorn: Any, web: Any, listening: socket.socket) -> None:
+def _run(
+    uvicorn: Any, web: Any, listening: socket.socket, close: Callable[[], None]
+) -> None:
     config = uvicorn.Config(
         web,
         log_level="warning",
-        timeout_graceful_shutdown=_CLOSE_SECS,
+        timeout_graceful_shutdown=2 * _CLOSE_SECS,
         server_header=False,
     )
     server = uvicorn.Server(config)
+    handle_exit = server.handle_exit
+
+    def end(*args: Any) -> None:
+        """What is not ready by then is told that it is cut off."""
+        late = threading.Timer(_CLOSE_SECS, close)
+        late.daemon = True
+        late.start()
+        handle_exit(*args)
+
+    server.handle_exit = end
     # uvicorn raises the signal that ended it again, for the handler of before.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

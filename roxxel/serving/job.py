@@ -112,7 +112,7 @@ class Job:
         if not await _while_connected(request, collect()):
             return Response(status_code=_NOBODY)
         if "error" in reasons:
-            raise RequestError(500, "the model failed.")
+            raise _cut_off()
         choices = [
             protocol.choice(index, text, reason)
             for index, (text, reason) in enumerate(zip(texts, reasons, strict=True))
@@ -125,7 +125,7 @@ class Job:
         async with contextlib.aclosing(self._events()) as events:
             async for index, text, reason in events:
                 if reason == "error":
-                    yield _event(RequestError(500, "the model failed.").body())
+                    yield _event(_cut_off().body())
                     return
                 choices = [protocol.choice(index, text, reason)]
                 yield _event(protocol.answer(model, self.number, choices))
@@ -133,6 +133,10 @@ class Job:
             usage = self.usage()
             yield _event(protocol.answer(model, self.number, [], usage=usage))
         yield "data: [DONE]\n\n"
+
+
+def _cut_off() -> RequestError:
+    return RequestError(500, "cut off: the server ends, or the model has failed.")
 
 
 def _event(data: dict[str, Any]) -> str:
