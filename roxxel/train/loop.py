@@ -5,7 +5,6 @@ then saves; only then is the next batch taken. A checkpoint's number is the numb
 completed steps, which is also the index of the next batch.
 """
 
-import collections
 import contextlib
 import functools
 import pathlib
@@ -13,17 +12,25 @@ from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 
 from roxxel import sharding
 from roxxel.errors import EXIT_OK
 from roxxel.logger import Logger
 from roxxel.notices import Board
-from roxxel.progress import PLAIN_SILENCE_SECS, Progress, Waiting
-from roxxel.train import accumulate, describe, ema, ending, meshes, precision
+from roxxel.progress import Waiting
+from roxxel.train import (
+    accumulate,
+    describe,
+    ema,
+    ending,
+    in_flight,
+    meshes,
+    precision,
+)
 from roxxel.train.accounts import Accounts
 from roxxel.train.evaluator import Evaluator
 from roxxel.train.feeds import InputEnded
+from roxxel.train.in_flight import InFlight
 from roxxel.train.plan import make_plan
 from roxxel.train.profile import Profiler
 from roxxel.train.programs import StepPrograms
@@ -36,14 +43,7 @@ from roxxel.train.timing import StepClock
 if TYPE_CHECKING:
     from roxxel.train.trainer import Trainer
 
-# Steps that may be dispatched ahead of the one whose results the host has seen. Two
-# keep the device busy; more would only delay the sight of a loss that is not finite.
-MAX_STEPS_AHEAD = 2
-
 _NOTHING = contextlib.nullcontext()
-
-# Steps that were dispatched and whose results the host has not looked at.
-_Unseen = collections.deque[tuple[int, dict[str, jax.Array]]]
 
 
 class Run:
@@ -156,15 +156,15 @@ class Run:
                 start = self.refusals.go_back()
 
     def _loop(self, start: int) -> None:
-        unseen: _Unseen = collections.deque()
         self.clock.switch("other")
         with (
             contextlib.closing(self.stream.steps(start, self.last_step)) as batches,
-            self._progress(start) as progress,
+            in_flight.progress(self, start) as progress,
         ):
+            flight = InFlight(self, progress)
             while not self._is_over(self.done):
                 self.profiler.before(self.done)
-                batch = self._next(batches, unseen, progress)
+                batch = self._next(batches, flight)
                 if batch is None:
                     break
                 program = self.programs.of(batch, self.refusals.left_out(self.done))
@@ -174,16 +174,14 @@ class Run:
                     self.leaves, metrics = program(self.leaves, batch)
                     self.programs.prepare_after(self.done)
                     self.done += 1
-                    unseen.append((self.done, metrics))
-                    if len(unseen) > MAX_STEPS_AHEAD:
-                        self._see(*unseen.popleft(), progress)
+                    flight.add(self.done, metrics)
                 self.profiler.after(self.done, program)
                 if self._evaluation_due() or self._save_due():
-                    self._see_all(unseen, progress)
+                    flight.see_all()
                     self._evaluate_and_save()
-            self._see_all(unseen, progress)
+            flight.see_all()
 
-    def _next(self, batches: Iterator, unseen: _Unseen, progress: Progress | None):
+    def _next(self, batches: Iterator, flight: InFlight) -> Any:
         """The next batch, or None where a stop ended the wait for it.
 
         The wait counts as "data" where the device idles meanwhile, else as "step".
@@ -195,52 +193,13 @@ class Run:
         except StopNow:
             return None
         except InputEnded:
-            self._see_all(unseen, progress)
+            flight.see_all()
             self._save_alone()
             raise
-        newest: Any = unseen[-1][1]["loss"] if unseen else None
-        if newest is not None and not newest.is_ready():
+        if flight.is_device_busy():
             waited = self.clock.seconds["data"] - before
             self.clock.move(waited, "data", "step")
         return batch
-
-    def _see_all(self, unseen: _Unseen, progress: Progress | None) -> None:
-        with self.clock.phase("step"):
-            while unseen:
-                self._see(*unseen.popleft(), progress)
-
-    def _see(
-        self, step: int, metrics: dict[str, Any], progress: Progress | None
-    ) -> None:
-        """Waits for a step that was dispatched some steps ago, and judges it."""
-        assert self.accounts is not None
-        finite, alive = (
-            bool(np.asarray(metrics.pop(name))) for name in ("finite", "alive")
-        )
-        update_norm = metrics.pop("update_norm")
-        self.clock.tick(self.stream.tokens(step))
-        self.logger.log_metrics_summary(step, **metrics, **self.accounts.row(step))
-        if not finite:
-            numbers = metrics | {"update_norm": update_norm}
-            self.refusals.see(step, numbers, alive=alive)
-        if progress is not None:
-            loss = float(np.asarray(metrics["loss"]))
-            saved = f"  saved {self.saved_step:,}" if self.saved_step > 0 else ""
-            note = f"step {step:,}  loss {loss:.4f}{saved}"
-            progress.set(self.stream.tokens(step), note=note)
-
-    def _progress(self, start: int) -> contextlib.AbstractContextManager:
-        if jax.process_index():
-            return contextlib.nullcontext()
-        return contextlib.closing(
-            Progress(
-                self.stream.tokens(self.last_step),
-                label="train",
-                unit="tokens",
-                initial=self.stream.tokens(start),
-                plain_after=PLAIN_SILENCE_SECS,
-            )
-        )
 
     @contextlib.contextmanager
     def _long(self, phase: str, words: str) -> Generator[None]:
