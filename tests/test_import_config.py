@@ -121,6 +121,12 @@ def test_nanogpt_is_read_and_not_run(imported):
         ("a.py", "n_layer = (\n", "no Python"),
         ("a.py", "n_layer = 2\ndropout = 0.2\n", "dropout is 0.2"),
         ("a.py", "max_iters = 5\n", "lr_decay_iters"),
+        ("a.py", "n_layer = 'six'\n", "n_layer is 'six', expected a positive whole"),
+        ("a.py", "n_layer = -4\n", "n_layer is -4, expected a positive whole number"),
+        ("a.py", "learning_rate = 'high'\n", "learning_rate is 'high', expected float"),
+        ("a.yml", "steps: many\n", "steps is 'many', expected int"),
+        ("a.yml", "base_emb_dim: 0.5\n", "base_emb_dim is 0.5"),
+        ("a.yml", "scan_layers: 3\n", "scan_layers is 3, expected bool"),
         ("a.json", "{}", "expected a MaxText"),
     ],
 )

@@ -93,6 +93,7 @@ def translate(program: Program, theirs: Mapping[str, Any], *, devices: int) -> I
 
 
 def _check(program: Program, setting: Setting, value: Any) -> None:
+    _check_kind(program, setting, value)
     if setting.must_be is None or value in setting.must_be:
         return
     expected = " or ".join(map(repr, setting.must_be))
@@ -100,3 +101,21 @@ def _check(program: Program, setting: Setting, value: Any) -> None:
         f"{program.name}: {setting.name} is {value!r}; only {expected} has an equal "
         f"here. {setting.note}".rstrip()
     )
+
+
+def _check_kind(program: Program, setting: Setting, value: Any) -> None:
+    """Check that a value is of its default's kind, and sizes of the model positive."""
+    default = setting.default
+    if default is None or value == default:
+        return
+    kind: Any = type(default)
+    if kind in (int, float):
+        is_right = isinstance(value, int | float) and not isinstance(value, bool)
+    else:
+        is_right = isinstance(value, kind)
+    is_size = kind is int and (setting.ours or "").startswith(("model.", "stream.seq"))
+    if not is_right or (is_size and (value < 1 or value != int(value))):
+        expected = "a positive whole number" if is_size else kind.__name__
+        raise ConfigError(
+            f"{program.name}: {setting.name} is {value!r}, expected {expected}."
+        )
