@@ -10,8 +10,7 @@ if __name__ == "__main__":
     import numpy as np
     import test_meshes
 
-    for family, name in test_meshes.ACROSS:
-        axes = test_meshes.ACROSS[family, name]
+    for family, axes in test_meshes.ACROSS.items():
         loss, gradients = test_meshes.loss_and_gradients(family, axes)
         if distributed.is_lead():
-            np.savez(f"{sys.argv[1]}/{family}-{name}.npz", loss=loss, **gradients)
+            np.savez(f"{sys.argv[1]}/{family}.npz", loss=loss, **gradients)

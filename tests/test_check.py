@@ -5,6 +5,7 @@ from pathlib import Path
 
 import fiddle as fdl
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -15,6 +16,8 @@ from roxxel import schedules, sharding
 from roxxel.config import abstract, check_memory, check_model, rates, resolve
 from roxxel.config.arguments import parse
 from roxxel.models.ssm import Mamba2LM
+from roxxel.train.optimizer import RunOptimizer
+from roxxel.train.precision import Precision
 
 TESTS = Path(__file__).parent
 TINY = "--fdl_config=toy_experiments.tiny.tiny_run"
@@ -304,6 +307,40 @@ def test_memory_is_that_of_a_real_state_on_a_mesh(axes):
     assert f"parameters {check_memory.shown(params):>18}" in shown
     assert f"optimizer state  {check_memory.shown(state):>12}" in shown
     assert f"together {check_memory.shown(2 * params + state):>20}" in shown
+
+
+def test_memory_counts_what_a_run_keeps_beside_its_weights():
+    tx, axes = optax.adamw(1e-3), {"data": 2, "fsdp": 4}
+    precision = Precision(params="bfloat16", gradients="bfloat16")
+
+    def create():
+        model = Mamba2LM(vocab_size=64, d_model=64, n_layers=2, rngs=nnx.Rngs(0))
+        options = {"precision": precision, "ema_decay": 0.9}
+        return model, RunOptimizer(model, tx, **options)
+
+    def held(state, dtype=None):
+        return sum(
+            np.prod(leaf.sharding.shard_shape(leaf.shape))
+            * jnp.dtype(dtype or leaf.dtype).itemsize
+            for leaf in jax.tree.leaves(state)
+        )
+
+    model, optimizer = sharding.abstract_on(sharding.make_mesh(axes), create)
+    fields = {"optimizer": tx, "precision": precision, "ema_decay": 0.9}
+    shown = check_memory.memory(
+        nnx.eval_shape(
+            lambda: Mamba2LM(vocab_size=64, d_model=64, n_layers=2, rngs=nnx.Rngs(0))
+        ),
+        abstract.Values(fields=fields),
+        axes,
+        None,
+        problems=[],
+    )
+    params = nnx.state(model)
+    step = 4  # bytes, of the optimizer's own count
+    whole = held(params) + held(params, "bfloat16") + held(nnx.state(optimizer)) - step
+    assert f"gradients {check_memory.shown(held(params, 'bfloat16')):>19}" in shown
+    assert f"together {check_memory.shown(whole):>20}" in shown
 
 
 SCHEDULES = {

@@ -109,7 +109,7 @@ def _created(axes):
 
 @functools.cache
 def one_step(axes):
-    """State before and after a step with a learning rate of 1, on a mesh."""
+    """State after a step with a learning rate of 1, and the loss, on a mesh."""
     mesh = mesh_of(dict(axes))
     model, optimizer = created(**dict(axes))
     step = make_train_step(model, optimizer, next_token_loss, donate=False)
@@ -121,17 +121,18 @@ def one_step(axes):
         step.function, out_shardings=(placed, None), compiler_options=quick.OPTIONS
     )
     after, metrics = run(before, tokens)
-    return before, after, float(metrics["loss"])
+    return after, float(metrics["loss"])
 
 
 MESHES = [(("data", 2), ("fsdp", 4))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", MESHES, ids=str)
 def test_numbers_are_the_same_on_every_mesh(axes):
     # With this learning rate the new parameters show the gradients themselves.
-    _, want, loss = one_step((("data", 1),))
-    _, got, got_loss = one_step(axes)
+    want, loss = one_step((("data", 1),))
+    got, got_loss = one_step(axes)
     assert got_loss == pytest.approx(loss, rel=1e-6)
     for one, other in zip(got, want, strict=True):
         one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
@@ -144,10 +145,10 @@ def largest_piece(array):
 
 @pytest.mark.parametrize("axes", MESHES, ids=str)
 def test_a_device_holds_its_part_of_the_state_alone(axes):
-    before, after, _ = one_step(axes)
-    for leaves in (before, after):
+    for module in created(**dict(axes)):
+        leaves = jax.tree.leaves(nnx.state(module))
         large = [leaf for leaf in leaves if leaf.size >= sharding.MIN_SHARDED_ELEMENTS]
-        assert len(large) > 10
+        assert len(large) > 5
         assert all(largest_piece(leaf) == leaf.size // 4 for leaf in large)
 
 
@@ -368,9 +369,22 @@ def updated(make, axes):
         tx = make(schedule=lambda count: 0.1 / (1 + count))
         return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
 
-    modules = sharding.create_on(mesh_of(axes), create)
-    graphdef, state = nnx.split(modules)
-    places = jax.tree.map(lambda leaf: leaf.sharding, state)
+    mesh = mesh_of(axes)
+    graphdef, state = nnx.split(sharding.abstract_on(mesh, create))
+    places = None if mesh is None else jax.tree.map(lambda leaf: leaf.sharding, state)
+    rng = np.random.default_rng(0)
+
+    def begin(leaf):  # without a program: moments and counts begin at zero
+        def put(array):
+            is_weight = isinstance(leaf, nnx.Param)
+            value = rng.normal(size=array.shape) if is_weight else 0
+            full = np.full(array.shape, value, array.dtype)
+            return jax.device_put(full, array.sharding)
+
+        return leaf.replace(jax.tree.map(put, leaf.get_value()))
+
+    is_variable = lambda leaf: isinstance(leaf, nnx.Variable)  # noqa: E731
+    state = jax.tree.map(begin, state, is_leaf=is_variable)
 
     @functools.partial(jax.jit, out_shardings=places, compiler_options=quick.OPTIONS)
     def run(state, key):

@@ -144,7 +144,14 @@ def test_mixer_matches_the_golden(name, chunk_size, form):
     assert_leaves_close(grads, mixer_leaves(data, "ref_grad."))
 
 
-@pytest.mark.parametrize("remat", ["none", "full", "dots"])
+@pytest.mark.parametrize(
+    "remat",
+    [
+        "none",
+        pytest.param("full", marks=pytest.mark.slow),
+        pytest.param("dots", marks=pytest.mark.slow),
+    ],
+)
 def test_language_model_matches_the_golden(remat):
     data = golden("mamba2_lm")
     model = golden_lm(remat=remat, form="scan" if remat == "none" else "parallel")

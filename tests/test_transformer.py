@@ -70,7 +70,12 @@ def forward(model, tokens, segment_ids=None, state=None):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"remat": "full"}, {"remat": "dots", "scan_layers": True}]
+    "options",
+    [
+        {},
+        pytest.param({"remat": "full"}, marks=pytest.mark.slow),
+        pytest.param({"remat": "dots", "scan_layers": True}, marks=pytest.mark.slow),
+    ],
 )
 def test_language_model_matches_the_golden(options):
     data, model = golden(), golden_lm(**options)
