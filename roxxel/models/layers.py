@@ -232,13 +232,16 @@ def _shared_mean(values, shared):
 def _sum_of_steps(values_BLF):
     """Sums over rows and steps, `[F]`.
 
-    Over few rows term by term, which fuses with what makes the values; not on a mesh,
-    where a row by itself would travel between devices.
+    Over few rows term by term, which fuses with what makes the values, and over steps
+    by a product: faster on CPU. Not on a mesh, where a row by itself would travel
+    between devices.
     """
     if values_BLF.shape[0] > _UNROLLED_ROWS or on_mesh(values_BLF):
         return jnp.sum(values_BLF, axis=(0, 1))
     rows = [values_BLF[row] for row in range(values_BLF.shape[0])]
-    return jnp.sum(functools.reduce(operator.add, rows), axis=0)
+    values_LF = functools.reduce(operator.add, rows)
+    ones_L = jnp.ones((1, values_LF.shape[0]), values_LF.dtype)
+    return jnp.dot(ones_L, values_LF, precision=jax.lax.Precision.HIGHEST)[0]
 
 
 def _silu_slope(x, sigmoid):
