@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import quick
 from flax import nnx
 
 from roxxel import optim, sharding
@@ -65,7 +66,8 @@ def results(make_model, batch, *, count, axes=None, loss=masked_loss):
         state = jax.device_put(state, sharding.replicated(mesh))
     batch = jax.device_put(batch, sharding.batch_sharding(mesh))
     compute = functools.partial(accumulate.gradients, loss, count=count)
-    mean, weight, grads, _ = jax.jit(compute, static_argnums=1)(batch, graphdef, state)
+    run = jax.jit(compute, static_argnums=1, compiler_options=quick.OPTIONS)
+    mean, weight, grads, _ = run(batch, graphdef, state)
     flat, _ = jax.tree_util.tree_flatten_with_path(grads)
     named = {optim.parameter_name(path): np.asarray(leaf) for path, leaf in flat}
     return {"loss": mean, "weight": weight} | named

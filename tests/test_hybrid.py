@@ -71,9 +71,10 @@ def loss_and_grads(model, tokens):
 @pytest.mark.parametrize(
     "options",
     [
-        {"scan_layers": True},  # one block before the loop, then two groups
+        # One block before the loop, then two groups.
         {"scan_layers": True, "remat": "full"},
-        {"remat": "dots"},
+        pytest.param({"scan_layers": True}, marks=pytest.mark.slow),
+        pytest.param({"remat": "dots"}, marks=pytest.mark.slow),
     ],
 )
 def test_loop_and_remat_change_no_result(options):
