@@ -65,7 +65,8 @@ def total_steps(
         return planned
     if len(given) != 1:
         raise ConfigError(
-            f"total_steps needs exactly one of {', '.join(UNITS)}; got {given}."
+            f"total_steps needs exactly one of {', '.join(UNITS)}, the others None; "
+            f"got {given}."
         )
     ((unit, value),) = given.items()
     if not value > 0 or math.isinf(value):

@@ -147,8 +147,12 @@ def _take_run(line: arguments.CommandLine, mode: str) -> None:
         )
     file = os.path.join(os.path.expanduser(folder), workdir_lib.CONFIG_JSON)
     if not os.path.isfile(file):
+        inside = os.path.join(workdir_lib.DEFAULT_ROOT, folder)
+        is_there = os.path.isfile(os.path.join(inside, workdir_lib.CONFIG_JSON))
+        hint = f" Did you mean --run={inside}?" if is_there else ""
         raise errors.ConfigError(
             f"--run={folder}: there is no {file}; expected the work directory of a run."
+            f"{hint}"
         )
     line.text["fdl_config_file"] = file
 

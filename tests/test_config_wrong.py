@@ -284,6 +284,14 @@ def test_syntax_error_names_file_and_line(tmp_path, monkeypatch, capsys):
         assert "SyntaxError" in last
 
 
+def test_misspelt_module_of_the_current_folder(tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_experiments.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert main_lib.main(["--fdl_config=my_experiment.my_text"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith("Did you mean my_experiments.my_text?")
+
+
 def test_missing_extra_names_the_extra(tmp_path, monkeypatch, capsys):
     (tmp_path / "wants_optax.py").write_text("import optax.nosuchmodule\n")
     monkeypatch.syspath_prepend(tmp_path)

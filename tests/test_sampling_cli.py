@@ -122,7 +122,16 @@ def test_run_without_checkpoints(run, tmp_path, capsys):
     assert not (tmp_path / "run" / "checkpoints").exists()
     code, _, line = sample(tmp_path, capsys, "--prompt=a")
     assert code == 2
-    assert "expected the work directory of a run" in line
+    assert line.endswith("expected the work directory of a run.")
+
+
+def test_name_of_a_run_instead_of_its_folder(tmp_path, monkeypatch, capsys):
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    code, _, line = sample("mine", capsys, "--prompt=a")
+    assert code == 2
+    assert line.endswith("Did you mean --run=runs/mine?")
 
 
 def test_tokenizer_is_that_of_the_training_data():

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import os
+import pkgutil
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -157,8 +158,10 @@ def _no_such(name: str) -> str:
     if dot:
         text = f"--fdl_config={name}: there is no module {first!r} in {os.getcwd()} "
         text += "or among the installed packages."
-        if suggest.close_matches(first, [discover.DEFAULT_PACKAGE]):
-            return f"{text} Did you mean {discover.DEFAULT_PACKAGE}.{rest}?"
+        here = [found.name for found in pkgutil.iter_modules([os.getcwd()])]
+        close = suggest.close_matches(first, [*here, discover.DEFAULT_PACKAGE], limit=1)
+        if close:
+            return f"{text} Did you mean {close[0]}.{rest}?"
         if rest == "py" and suggest.close_matches(first, options):
             return text + suggest.did_you_mean(first, options)
         dotted = [f"{discover.DEFAULT_PACKAGE}.{option}" for option in options]
