@@ -57,6 +57,16 @@ def run_record(
     }
 
 
+def nothing_left(plan: Plan, step: int) -> str:
+    """Why a start trains nothing."""
+    if step < plan.total_steps and step >= plan.last_step:
+        return (
+            f"Nothing left to train: stop_after={plan.last_step} is reached; without "
+            f"it the run goes on to step {plan.total_steps:,}."
+        )
+    return f"Nothing left to train: {step:,} of {plan.total_steps:,} steps are done."
+
+
 def results_line(
     step: int, results: Mapping[str, float], verdict: Mapping[str, Any]
 ) -> str:

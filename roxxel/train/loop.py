@@ -84,10 +84,8 @@ class Run:
         """Trains what is left, and finishes; the exit code."""
         start = self._begin()
         if self._is_over(start) and not ending.is_unfinished(self):
-            self.logger.log_message(
-                f"Nothing left to train: {start} of {self.last_step} steps are done. "
-                f"Results are in {self.workdir}."
-            )
+            self.logger.log_message(describe.nothing_left(self.plan, start))
+            self.logger.log_message(f"Results are in {self.workdir}.")
             return EXIT_OK
         self.accounts = Accounts(self, start)
         self.train_step: TrainStep = self.spec.make_step(self.model, self.optimizer)
