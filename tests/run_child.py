@@ -112,7 +112,7 @@ def train(workdir, disturbance, **options):
             return done
 
     class Sampling(Sample):
-        def text(self, model):
+        def text(self, model, data=None):
             disturbance.pass_by("sample")
             return "text"
 

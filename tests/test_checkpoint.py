@@ -626,6 +626,7 @@ def test_a_save_waits_for_the_copy_alone_and_reports_what_came_later(
 
     with Checkpointer(tmp_path, model, optimizer) as checkpointer:
         checkpointer.save(1)
+        checkpointer.wait()
         monkeypatch.setattr(ocp.AsyncCheckpointer, "save", slow)
         expected = leaves(model, optimizer)
         checkpointer.save(2)  # is back before Orbax began

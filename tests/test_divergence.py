@@ -233,7 +233,7 @@ def test_the_newest_checkpoint_is_finite_and_healthy_after_step_57(
     run = trainer(
         dataset,
         stream=stream,
-        mesh_axes={"data": 4, "model": 2},
+        mesh_axes={"data": 4, "tensor": 2},
         optimizer=optim.adamw(schedule=schedule),
         schedule=schedule,
         total_steps=70,

@@ -228,7 +228,7 @@ class Mine:
 class Text(Sample):
     """Needs no model that can be continued."""
 
-    def text(self, model):
+    def text(self, model, data=None):
         return "once upon"
 
 

@@ -197,7 +197,8 @@ def test_only_what_a_mask_counts_is_trained(tmp_path):
     with spec.open_checkpoints(tmp_path / "masked", model, optimizer) as found:
         found.restore()
     after = np.asarray(model.table.embedding[...])
-    assert np.abs(after - before).max(axis=1).nonzero()[0].tolist() == [1]
+    moved = np.abs(after - before).max(axis=1)  # made by another program: rounded
+    assert (moved > 1e-6).nonzero()[0].tolist() == [1]
     ones = Fixed()
     ones.batch = lambda step: Fixed.batch(ones, step) | {"loss_mask": np.ones((8, 9))}
     for name, stream in (("ones", ones), ("none", Fixed(mask=False))):
