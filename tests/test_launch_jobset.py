@@ -148,7 +148,10 @@ def test_exit_codes_decide(capsys, place, codes, ends):
 
 
 def test_when_one_pod_dies_the_others_are_told(capsys, place):
-    flags = ("--do.0=codes:137/0", "--do.1=first:signal,codes:42/0")
+    flags = (
+        "--do.0=file:ready,codes:137/0",
+        "--do.1=touch:ready,first:signal,codes:42/0",
+    )
     words = (*BASE, "--nodes=2", "--grace_secs=20")
     interpreter, end = interpreted(capsys, place, *words, flags=flags)
     assert (end, interpreter.restarts) == ("Completed", 1)
