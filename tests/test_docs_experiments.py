@@ -47,6 +47,7 @@ def test_every_python_block_is_a_file():
     assert sum(kind == "bash" for kind, _, _ in blocks()) >= 12
 
 
+@pytest.mark.slow
 def test_every_command_runs(tmp_path, run_python, repo_root):
     for name in ("roxxel", "configs", "launch", "docs"):
         (tmp_path / name).symlink_to(repo_root / name)

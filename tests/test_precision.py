@@ -100,6 +100,7 @@ def test_the_float32_copy_learns_what_bfloat16_would_lose():
     assert ends[1][-1] < ends[1][0] - 0.05
 
 
+@pytest.mark.slow
 def test_gradients_are_reduced_in_the_type_that_was_asked_for():
     ends = []
     for reduction in ("float32", "bfloat16"):
