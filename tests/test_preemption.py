@@ -299,6 +299,5 @@ def test_sigterm_before_there_is_a_run(tmp_path, repo_root):
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=LIMIT_SECS + 10)
     assert process.returncode == 42, output
-    last = output.splitlines()[-1]
-    assert "SIGTERM" in last, output
+    assert "SIGTERM before the first step" in output  # progress may write after it
     assert "Traceback" not in output
