@@ -1,12 +1,13 @@
 """A run of `toy_experiments.speaker` as its folder would be after training."""
 
+import fiddle as fdl
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from toy_experiments.speaker import speaker
 
 from roxxel.checkpoint import Checkpointer
 from roxxel.config import arguments, record, resolve, run_info
-from roxxel.models.hybrid import HybridLM
 
 NAME = "--fdl_config=toy_experiments.speaker.speaker"
 
@@ -27,17 +28,7 @@ def make_run(folder, *, data=None):
 
 def make_model():
     """The model of step 10, which writes letters."""
-    model = HybridLM(
-        vocab_size=256,
-        d_model=16,
-        n_layers=2,
-        n_heads=2,
-        pattern="MA",
-        state_dim=8,
-        ssm_head_dim=8,
-        tie_embeddings=False,
-        rngs=nnx.Rngs(0),
-    )
+    model = fdl.build(speaker().model)(rngs=nnx.Rngs(0))
     model.embedding[...] = jax.random.normal(jax.random.key(1), (256, 16))
     is_letter = (jnp.arange(256) >= 97) & (jnp.arange(256) < 123)
     heads = jax.random.normal(jax.random.key(2), (256, 16))

@@ -1,66 +1,21 @@
 """docs/experiments.md: every command of it, in order, and every file that it shows."""
 
-import json
-import re
-import shutil
-from pathlib import Path
-
 import pytest
 
-TEXT = (Path(__file__).parent.parent / "docs" / "experiments.md").read_text()
-_BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_FILE = re.compile(r"This is `([\w/]+\.py)`:\n\n$")
+from tests import pages
 
-# Commands of roxxel.main run in one process, which imports jax once; the rest in bash.
-RUN = """
-import json, os, shlex, subprocess, sys
-from pathlib import Path
-from roxxel.main import main
-
-for kind, name, text in json.loads(Path("blocks.json").read_text()):
-    if kind == "python":
-        Path(name).write_text(text)
-        continue
-    for line in text.splitlines():
-        words = shlex.split(line)
-        sys.stderr.write(f"$ {line}\\n")
-        if words[:3] == ["python", "-m", "roxxel.main"]:
-            code = main(words[3:])
-        else:
-            line = line.replace("python", shlex.quote(sys.executable), 1)
-            code = subprocess.run(["bash", "-c", line]).returncode
-        if code:
-            sys.exit(f"exit code {code}")
-"""
-
-
-def blocks() -> list[tuple[str, str, str]]:
-    found = []
-    for match in _BLOCK.finditer(TEXT):
-        named = _FILE.search(TEXT[: match.start()])
-        found.append((match[1], named[1] if named else "", match[2]))
-    return found
+PAGE = "experiments.md"
+TEXT = (pages.ROOT / "docs" / PAGE).read_text()
 
 
 def test_every_python_block_is_a_file():
-    assert all(name for kind, name, _ in blocks() if kind == "python")
-    assert sum(kind == "bash" for kind, _, _ in blocks()) >= 12
+    assert all(name for kind, name, _ in pages.blocks(PAGE) if kind == "python")
+    assert sum(kind == "bash" for kind, _, _ in pages.blocks(PAGE)) >= 12
 
 
 @pytest.mark.slow
-def test_every_command_runs(tmp_path, run_python, repo_root):
-    for name in ("roxxel", "configs", "launch", "docs"):
-        (tmp_path / name).symlink_to(repo_root / name)
-    skipped = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(repo_root / "experiments", tmp_path / "experiments", ignore=skipped)
-    (tmp_path / "blocks.json").write_text(json.dumps(blocks()))
-    env = {"PYTHONPATH": str(tmp_path), "ROXXEL_CACHE": str(tmp_path / "cache")}
-    # Most commands run the same programs: compiled once, and quickly.
-    env["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
-    env["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path / "compiled")
-    env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    done = run_python("-c", RUN, env=env, timeout=280)
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_every_command_runs(tmp_path, run_python):
+    done = pages.run(PAGE, tmp_path, run_python)
     for words in (
         "embedding",  # check
         "model.d_model",  # diff

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from roxxel.config.importing.settings import OMIT, Program, Setting
+from roxxel.config.importing.settings import OMIT, Program, setting
 from roxxel.errors import ConfigError
 
 _REMAT = {"full": "full", "none": "none", "minimal": "dots"}
@@ -83,113 +83,105 @@ def _remat(theirs: Mapping[str, Any]) -> str:
     return _REMAT[policy]
 
 
-def _setting(name, default, ours=None, value=None, note="", must_be=None):
-    return Setting(
-        name=name, default=default, ours=ours, value=value, note=note, must_be=must_be
-    )
-
-
 _MODEL = (
-    _setting(
+    setting(
         "decoder_block",
         "llama2",
         must_be=("llama2", "default"),
         note="Only Llama-style blocks are the same: RMS norm, rotary, gated silu.",
     ),
-    _setting("mlp_activations", ["silu", "linear"], must_be=(["silu", "linear"],)),
-    _setting("num_experts", 1, must_be=(1,), note="There are no experts here."),
-    _setting("attention_type", "global", must_be=("global",)),
-    _setting("global_parameter_scale", 1, note="multiplied into the sizes"),
-    _setting("vocab_size", 32000, "model.vocab_size"),
-    _setting("base_emb_dim", 2048, "model.d_model", _scaled("base_emb_dim")),
-    _setting("base_num_decoder_layers", 16, "model.n_layers"),
-    _setting(
+    setting("mlp_activations", ["silu", "linear"], must_be=(["silu", "linear"],)),
+    setting("num_experts", 1, must_be=(1,), note="There are no experts here."),
+    setting("attention_type", "global", must_be=("global",)),
+    setting("global_parameter_scale", 1, note="multiplied into the sizes"),
+    setting("vocab_size", 32000, "model.vocab_size"),
+    setting("base_emb_dim", 2048, "model.d_model", _scaled("base_emb_dim")),
+    setting("base_num_decoder_layers", 16, "model.n_layers"),
+    setting(
         "base_num_query_heads", 16, "model.n_heads", _scaled("base_num_query_heads")
     ),
-    _setting("base_num_kv_heads", 16, "model.n_kv_heads", _scaled("base_num_kv_heads")),
-    _setting("base_mlp_dim", 7168, "model.d_ff", _scaled("base_mlp_dim")),
-    _setting("head_dim", 128, "model.head_dim"),
-    _setting("normalization_layer_epsilon", 1e-5, "model.norm_eps"),
-    _setting(
+    setting("base_num_kv_heads", 16, "model.n_kv_heads", _scaled("base_num_kv_heads")),
+    setting("base_mlp_dim", 7168, "model.d_ff", _scaled("base_mlp_dim")),
+    setting("head_dim", 128, "model.head_dim"),
+    setting("normalization_layer_epsilon", 1e-5, "model.norm_eps"),
+    setting(
         "rope_max_timescale", 10_000, "model.rope_theta", note="the base of the waves"
     ),
-    _setting("logits_via_embedding", False, "model.tie_embeddings"),
-    _setting("attention_bias", False, must_be=(False,)),
-    _setting("dtype", "bfloat16", "model.compute_dtype"),
-    _setting("weight_dtype", "float32", must_be=("float32",)),
-    _setting("scan_layers", True, "model.scan_layers"),
-    _setting(
+    setting("logits_via_embedding", False, "model.tie_embeddings"),
+    setting("attention_bias", False, must_be=(False,)),
+    setting("dtype", "bfloat16", "model.compute_dtype"),
+    setting("weight_dtype", "float32", must_be=("float32",)),
+    setting("scan_layers", True, "model.scan_layers"),
+    setting(
         "remat_policy",
         "full",
         "model.remat",
         _remat,
         note="minimal is `dots`; policies by name have no equal",
     ),
-    _setting("dropout_rate", 0.0, must_be=(0.0, 0), note="No dropout here."),
+    setting("dropout_rate", 0.0, must_be=(0.0, 0), note="No dropout here."),
 )
 
 _RUN = (
-    _setting("max_target_length", 2048, "stream.seq_len"),
-    _setting(
+    setting("max_target_length", 2048, "stream.seq_len"),
+    setting(
         "per_device_batch_size",
         12,
         "stream.batch_size",
         _batch_size,
         note="times devices and accumulation: ours is global",
     ),
-    _setting("gradient_accumulation_steps", 1, "accumulate"),
-    _setting("data_shuffle_seed", 0, "stream.seed"),
-    _setting("init_weights_seed", 0, "seed"),
-    _setting("steps", 150_001, "total_steps.tokens", _tokens, note="as tokens"),
-    _setting("opt_type", "adamw", must_be=("adamw",)),
-    _setting("learning_rate", 3e-5, "schedule.peak"),
-    _setting("warmup_steps_fraction", 0.1, "schedule.warmup"),
-    _setting("cosine_learning_rate_final_fraction", 0.1, "schedule.final_fraction"),
-    _setting(
+    setting("gradient_accumulation_steps", 1, "accumulate"),
+    setting("data_shuffle_seed", 0, "stream.seed"),
+    setting("init_weights_seed", 0, "seed"),
+    setting("steps", 150_001, "total_steps.tokens", _tokens, note="as tokens"),
+    setting("opt_type", "adamw", must_be=("adamw",)),
+    setting("learning_rate", 3e-5, "schedule.peak"),
+    setting("warmup_steps_fraction", 0.1, "schedule.warmup"),
+    setting("cosine_learning_rate_final_fraction", 0.1, "schedule.final_fraction"),
+    setting(
         "learning_rate_schedule_steps",
         -1,
         must_be=(-1,),
         note="The schedule is as long as the run; `--stop_after` ends early.",
     ),
-    _setting("adam_b1", 0.9, "optimizer.b1"),
-    _setting("adam_b2", 0.95, "optimizer.b2"),
-    _setting("adam_eps", 1e-8, "optimizer.eps"),
-    _setting("adam_weight_decay", 0.1, "optimizer.weight_decay"),
-    _setting(
+    setting("adam_b1", 0.9, "optimizer.b1"),
+    setting("adam_b2", 0.95, "optimizer.b2"),
+    setting("adam_eps", 1e-8, "optimizer.eps"),
+    setting("adam_weight_decay", 0.1, "optimizer.weight_decay"),
+    setting(
         "gradient_clipping_threshold",
         1.0,
         "optimizer.clip_norm",
         lambda theirs: theirs["gradient_clipping_threshold"] or None,
         note="0 is None",
     ),
-    _setting(
+    setting(
         "checkpoint_period", 10_000, "save_every", note="of steps; also at the end"
     ),
-    _setting("max_num_checkpoints_to_keep", None, note="checkpointer.max_to_keep"),
-    _setting(
-        "eval_interval", -1, note="evaluation.every, of an Evaluation of your own"
-    ),
-    _setting("dataset_type", "tfds", note="build shards once: docs/your-data.md"),
-    _setting("dataset_path", "", note="build shards once: docs/your-data.md"),
-    _setting("dataset_name", "", note="build shards once: docs/your-data.md"),
-    _setting("hf_path", "", note="roxxel.builders: a source of its own"),
-    _setting("grain_train_files", "", note="roxxel.builders: a source of its own"),
-    _setting("tokenizer_path", "", note="give it to the builder of the data set"),
-    _setting("tokenizer_type", "", note="give it to the builder of the data set"),
-    _setting("base_output_directory", "", note="--workdir"),
-    _setting("run_name", "", note="--workdir"),
-    _setting("enable_checkpointing", True, note="always on"),
-    _setting("async_checkpointing", True, note="always on"),
-    _setting("log_period", 100, note="logger.console_every; metrics are not thinned"),
-    _setting("attention", "autoselected", note="taken by platform here too"),
-    _setting("hardware", "tpu", note="found out by jax"),
-    _setting("profiler", "", note="--profile=START:STOP"),
+    setting("max_num_checkpoints_to_keep", None, note="checkpointer.max_to_keep"),
+    setting("eval_interval", -1, note="evaluation.every, of an Evaluation of your own"),
+    setting("dataset_type", "tfds", note="build shards once: docs/your-data.md"),
+    setting("dataset_path", "", note="build shards once: docs/your-data.md"),
+    setting("dataset_name", "", note="build shards once: docs/your-data.md"),
+    setting("hf_path", "", note="roxxel.builders: a source of its own"),
+    setting("grain_train_files", "", note="roxxel.builders: a source of its own"),
+    setting("tokenizer_path", "", note="give it to the builder of the data set"),
+    setting("tokenizer_type", "", note="give it to the builder of the data set"),
+    setting("base_output_directory", "", note="--workdir"),
+    setting("run_name", "", note="--workdir"),
+    setting("enable_checkpointing", True, note="always on"),
+    setting("async_checkpointing", True, note="always on"),
+    setting("log_period", 100, note="logger.console_every; metrics are not thinned"),
+    setting("attention", "autoselected", note="taken by platform here too"),
+    setting("hardware", "tpu", note="found out by jax"),
+    setting("profiler", "", note="--profile=START:STOP"),
 )
 
 _PARALLEL = (
-    _setting("ici_data_parallelism", 1, "mesh_axes", _mesh, note="one of the axes"),
+    setting("ici_data_parallelism", 1, "mesh_axes", _mesh, note="one of the axes"),
     *(
-        _setting(
+        setting(
             f"ici_{axis}_parallelism",
             -1 if axis == "fsdp" else 1,
             "mesh_axes",
@@ -199,7 +191,7 @@ _PARALLEL = (
         for axis in _AXES[1:]
     ),
     *(
-        _setting(
+        setting(
             f"dcn_{axis}_parallelism",
             -1 if axis == "data" else 1,
             "dcn_axes",

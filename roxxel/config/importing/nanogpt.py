@@ -8,7 +8,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
-from roxxel.config.importing.settings import Program, Setting
+from roxxel.config.importing.settings import Program, setting
 from roxxel.errors import ConfigError
 
 _OPERATORS: dict[type, Any] = {
@@ -83,22 +83,16 @@ def _final_fraction(theirs: Mapping[str, Any]) -> float:
     return theirs["min_lr"] / theirs["learning_rate"]
 
 
-def _setting(name, default, ours=None, value=None, note="", must_be=None):
-    return Setting(
-        name=name, default=default, ours=ours, value=value, note=note, must_be=must_be
-    )
-
-
 NANOGPT = Program(
     name="nanoGPT",
     settings=(
-        _setting("n_layer", 12, "model.n_layers"),
-        _setting("n_head", 12, "model.n_heads"),
-        _setting("n_embd", 768, "model.d_model"),
-        _setting("block_size", 1024, "stream.seq_len"),
-        _setting("bias", False, "model.bias"),
-        _setting("dropout", 0.0, must_be=(0.0, 0), note="There is no dropout here."),
-        _setting(
+        setting("n_layer", 12, "model.n_layers"),
+        setting("n_head", 12, "model.n_heads"),
+        setting("n_embd", 768, "model.d_model"),
+        setting("block_size", 1024, "stream.seq_len"),
+        setting("bias", False, "model.bias"),
+        setting("dropout", 0.0, must_be=(0.0, 0), note="There is no dropout here."),
+        setting(
             "dtype",
             "bfloat16",
             "model.compute_dtype",
@@ -107,51 +101,49 @@ NANOGPT = Program(
             ),
             note="float16 becomes bfloat16",
         ),
-        _setting(
+        setting(
             "batch_size",
             12,
             "stream.batch_size",
             _rows,
             note="times accumulation: ours is the batch of an update",
         ),
-        _setting(
+        setting(
             "gradient_accumulation_steps",
             40,
             "accumulate",
             note="micro-batches of an update over all processes",
         ),
-        _setting("max_iters", 600_000, "total_steps.tokens", _tokens, note="as tokens"),
-        _setting("learning_rate", 6e-4, "schedule.peak"),
-        _setting("warmup_iters", 2000, "schedule.warmup", _warmup),
-        _setting("min_lr", 6e-5, "schedule.final_fraction", _final_fraction),
-        _setting("decay_lr", True, note="False: no warm-up, no decay"),
-        _setting("lr_decay_iters", 600_000, note="must be max_iters"),
-        _setting("beta1", 0.9, "optimizer.b1"),
-        _setting("beta2", 0.95, "optimizer.b2"),
-        _setting("weight_decay", 0.1, "optimizer.weight_decay"),
-        _setting(
+        setting("max_iters", 600_000, "total_steps.tokens", _tokens, note="as tokens"),
+        setting("learning_rate", 6e-4, "schedule.peak"),
+        setting("warmup_iters", 2000, "schedule.warmup", _warmup),
+        setting("min_lr", 6e-5, "schedule.final_fraction", _final_fraction),
+        setting("decay_lr", True, note="False: no warm-up, no decay"),
+        setting("lr_decay_iters", 600_000, note="must be max_iters"),
+        setting("beta1", 0.9, "optimizer.b1"),
+        setting("beta2", 0.95, "optimizer.b2"),
+        setting("weight_decay", 0.1, "optimizer.weight_decay"),
+        setting(
             "grad_clip",
             1.0,
             "optimizer.clip_norm",
             lambda theirs: theirs["grad_clip"] or None,
             note="0 is None",
         ),
-        _setting(
-            "eval_interval", 2000, "save_every", note="it saves when it evaluates"
-        ),
-        _setting("init_from", "scratch", must_be=("scratch",)),
-        _setting("dataset", "", note="builders.nanogpt reads its train.bin"),
-        _setting("eval_iters", 200, note="the whole held-out set is evaluated"),
-        _setting("out_dir", "out", note="--workdir"),
-        _setting("log_interval", 1, note="logger.console_every"),
-        _setting("always_save_checkpoint", True, note="newest and best are kept"),
-        _setting("eval_only", False, note="--mode=eval"),
-        _setting("wandb_log", False, note="a sink of the logger"),
-        _setting("wandb_project", "", note="a sink of the logger"),
-        _setting("wandb_run_name", "", note="a sink of the logger"),
-        _setting("backend", "nccl", note="found out by jax"),
-        _setting("device", "cuda", note="found out by jax"),
-        _setting("compile", True, note="always"),
+        setting("eval_interval", 2000, "save_every", note="it saves when it evaluates"),
+        setting("init_from", "scratch", must_be=("scratch",)),
+        setting("dataset", "", note="builders.nanogpt reads its train.bin"),
+        setting("eval_iters", 200, note="the whole held-out set is evaluated"),
+        setting("out_dir", "out", note="--workdir"),
+        setting("log_interval", 1, note="logger.console_every"),
+        setting("always_save_checkpoint", True, note="newest and best are kept"),
+        setting("eval_only", False, note="--mode=eval"),
+        setting("wandb_log", False, note="a sink of the logger"),
+        setting("wandb_project", "", note="a sink of the logger"),
+        setting("wandb_run_name", "", note="a sink of the logger"),
+        setting("backend", "nccl", note="found out by jax"),
+        setting("device", "cuda", note="found out by jax"),
+        setting("compile", True, note="always"),
     ),
     remarks=(
         "the model is Llama-style (RMS norm, rotary positions, gated silu of 8/3 the "

@@ -34,6 +34,20 @@ class Setting:
     must_be: tuple[Any, ...] | None = None
 
 
+def setting(
+    name: str,
+    default: Any,
+    ours: str | None = None,
+    value: Value | None = None,
+    note: str = "",
+    must_be: tuple[Any, ...] | None = None,
+) -> Setting:
+    """A row of a table, in the order of its columns."""
+    return Setting(
+        name=name, default=default, ours=ours, value=value, note=note, must_be=must_be
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
     """A program whose files are understood.
