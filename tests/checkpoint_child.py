@@ -1,10 +1,13 @@
 """Processes for test_checkpoint_processes.py: `checkpoint_child.py CASE PATH ...`."""
 
 import concurrent.futures
+import concurrent.futures.thread as thread_pools
 import os
+import queue
 import resource
 import sys
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +67,40 @@ def pool_worker(path):
     checkpointer = Checkpointer(path, Big())
     pool = concurrent.futures.ThreadPoolExecutor(1)
     pool.submit(checkpointer.save, 1).result()
+
+
+def pool_worker_born_at_exit(path):
+    """A pool starts its worker while the threads to wait for are being listed."""
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    listed = threading.enumerate
+
+    def late():
+        pool.submit(int)
+        return listed()
+
+    Checkpointer(path, Big()).save(1)
+    threading.enumerate = late
+
+
+def pool_worker_listed_late(path):
+    """A worker runs before its pool has listed it, as between two lines of Python's."""
+    queues, sleeping = thread_pools._threads_queues, queue.SimpleQueue()
+    worker = threading.Thread(target=sleeping.get)
+    Checkpointer(path, Big()).save(1)
+    worker.start()
+
+    def waited_for():
+        frame = sys._current_frames().get(threading.main_thread().ident)
+        while frame and frame.f_code.co_name != "_join_user_threads":
+            frame = frame.f_back
+        return frame
+
+    def list_it():
+        while not waited_for():
+            time.sleep(0.01)
+        queues[worker] = sleeping
+
+    threading.Thread(target=list_it, daemon=True).start()
 
 
 def _full_disk_at_step_2(path):

@@ -32,6 +32,8 @@ def big():
         ("exception_in_a_logger_block", 1, [1]),
         ("thread_that_outlives_main", 0, [1, 2]),
         ("pool_worker", 0, [1]),
+        ("pool_worker_born_at_exit", 0, [1]),
+        ("pool_worker_listed_late", 0, [1]),
     ],
 )
 def test_no_save_is_lost_at_exit(tmp_path, run_python, big, case, code, steps):

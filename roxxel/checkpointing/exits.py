@@ -29,6 +29,8 @@ class Writer(Protocol):
         """Waits for the write in progress."""
 
 
+_LOOK_SECS = 0.1
+
 _pending: set[Writer] = set()
 
 
@@ -63,14 +65,30 @@ def _finish() -> None:
 def _join_user_threads() -> None:
     """Waits for threads that may still save, as the interpreter is about to do anyway.
 
-    Workers of thread pools wait for the interpreter, not the other way round.
+    They are looked at again and again: a thread pool starts its workers before it
+    lists them, and a write in the background starts pools at any time.
     """
+    while threads := _user_threads():
+        threading.Thread.join(threads[0], _LOOK_SECS)  # Orbax's own raises errors
+
+
+def _user_threads() -> list[threading.Thread]:
+    """All but this one, daemons, and workers of pools.
+
+    Workers wait for the interpreter, not the other way round.
+    """
+    threads = threading.enumerate()  # before the workers: a new one is no user's
     workers = set(getattr(thread_pools, "_threads_queues", ()))
-    for thread in threading.enumerate():
-        own = thread is threading.current_thread()
-        pool = type(thread).__module__.startswith("concurrent.futures")
-        if not (own or pool or thread.daemon or thread in workers):
-            threading.Thread.join(thread)  # not an override: Orbax's raises errors
+    return [
+        thread
+        for thread in threads
+        if not (
+            thread is threading.current_thread()
+            or thread.daemon
+            or thread in workers
+            or type(thread).__module__.startswith("concurrent.futures")
+        )
+    ]
 
 
 def _exit_with_failure() -> None:
