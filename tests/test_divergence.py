@@ -252,6 +252,7 @@ def test_the_newest_checkpoint_is_finite_and_healthy_after_step_57(
     assert np.abs(final_state(tmp_path / "run", 56)).max() < 10
 
 
+@pytest.mark.slow
 def test_debugging_switches_of_jax_work(dataset, tmp_path):
     def loss(model, tokens, mask=None):
         mean, weight = next_token_loss(model, tokens, mask)

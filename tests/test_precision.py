@@ -86,6 +86,7 @@ def test_stored_in_bfloat16_the_matrices_have_a_float32_copy():
     )
 
 
+@pytest.mark.slow
 def test_the_float32_copy_learns_what_bfloat16_would_lose():
     """Two steps are near those in float32 although a weight is rounded each time."""
     ends = []

@@ -79,7 +79,13 @@ def total_steps(tmp_path: Path) -> int:
 SIX = ("--sweep.width=1,2,3", "--sweep.peak=1e-2,1e-3", "--workers=2")
 
 
-@pytest.mark.parametrize("with_runs", [False, True], ids=["driver", "everything"])
+@pytest.mark.parametrize(
+    "with_runs",
+    [
+        pytest.param(False, id="driver"),
+        pytest.param(True, id="everything", marks=pytest.mark.slow),
+    ],
+)
 def test_killed_twice_it_loses_and_repeats_nothing(with_runs, tmp_path):
     flags = [*SIX, "--fdl.step_secs=0.02"]
     moments = sorted(random.sample(range(2, 100), 2))
@@ -137,6 +143,7 @@ def test_a_signal_stops_all_after_saving_and_the_same_command_continues(tmp_path
         assert steps_of(folder.workdir(trial_id)) == list(range(1, 21))
 
 
+@pytest.mark.slow
 def test_each_ending_and_trying_again(sweep, tmp_path):
     endings = ("ok", "config", "diverges", "crashes", "crashes_once")
     done = sweep(f"--sweep.ending={','.join(endings)}", "--workers=2", code=1)
