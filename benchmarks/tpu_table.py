@@ -37,7 +37,7 @@ GRIDS_3D = {
 }
 PODS = {"v4": GRIDS_3D, "v5e": GRIDS_2D, "v5p": GRIDS_3D, "v6e": GRIDS_2D}
 # Tokens that a chip takes at a time at first; less where they do not fit.
-TOKENS_AT_A_TIME = {"v4": 8192, "v5e": 4096, "v5p": 16384, "v6e": 8192}
+TOKENS_AT_A_TIME = {"v4": 8192, "v5e": 4096, "v5p": 8192, "v6e": 8192}
 CELL_SECS = 3600
 GIB = 2**30
 

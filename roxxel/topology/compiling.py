@@ -4,7 +4,9 @@ Model, optimizer and batch are shapes with their places on the mesh; no array is
 """
 
 import dataclasses
+import pathlib
 import re
+import tempfile
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 _TEMPORARIES = re.compile(r"HLO temporaries \(([\d.]+\w)\) exceeds available HBM \(")
 _USED = re.compile(r"Used ([\d.]+\w) of")
 _LIMIT = re.compile(r"(?:available HBM \(|Used [\d.]+\w of )([\d.]+\w)")
+_TEXT_FILES = "*after_optimizations.txt"
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -101,14 +104,14 @@ def compile_step(spec: "Trainer", devices: Sequence[Any]) -> Compiled:
     sizes = {"data": 1} if mesh is None else dict(mesh.shape)
     try:
         with quiet():
-            program = step.compile(leaves, batch)
+            program, text = _compiled(step, leaves, batch)
     except jax.errors.JaxRuntimeError as err:
         memory = does_not_fit(err, _local_bytes([*leaves, batch]))
         return Compiled(
             mesh=sizes, span=span, fits=False, memory=memory, took=clock.read()
         )
     took = clock.read()
-    text = hlo.parse(program.as_text())
+    text = hlo.parse(text)
     return Compiled(
         mesh=sizes,
         span=span,
@@ -122,6 +125,19 @@ def compile_step(spec: "Trainer", devices: Sequence[Any]) -> Compiled:
         unknown_loops=text.unknown_loops,
         took=took,
     )
+
+
+def _compiled(step, leaves, batch) -> tuple[Any, str]:
+    """The program, and its text as the compiler writes it to a file.
+
+    libtpu may be newer than jaxlib, whose `as_text` then cannot read every program: for
+    v5p and v6e it failed on collectives that run beside other work (0.0.52, 0.10.2).
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        program = step.compile(leaves, batch, compiler_options=options)
+        texts = [p.read_text() for p in pathlib.Path(folder).glob(_TEXT_FILES)]
+    return program, max(texts, key=len) if texts else program.as_text()
 
 
 class _Clock:

@@ -1,6 +1,6 @@
 """The text of a compiled program taken apart: computations, instructions, how often.
 
-The text is what `Compiled.as_text()` gives, XLA's HLO. A computation runs once for each
+The text is XLA's HLO after its optimizations. A computation runs once for each
 time that a loop, a fusion or a call runs it; loops tell their trips, or their condition
 compares a counter with a constant.
 """

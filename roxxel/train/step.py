@@ -52,12 +52,16 @@ class TrainStep:
     means: dict[int, int]
 
     def compile(
-        self, leaves: list[Any], batch: Any, left_out: LeftOut = None
+        self,
+        leaves: list[Any],
+        batch: Any,
+        left_out: LeftOut = None,
+        compiler_options: dict[str, Any] | None = None,
     ) -> Callable:
         """`run` compiled now, for arrays of these shapes, dtypes and shardings.
 
         Both may be `jax.ShapeDtypeStruct`s. The leaves that come out lie as those that
-        go in.
+        go in. `compiler_options` are XLA's, by name.
         """
         shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
         on_mesh = all(isinstance(s, jax.sharding.NamedSharding) for s in shardings)
@@ -66,7 +70,7 @@ class TrainStep:
             donate_argnums=self.donated,
             out_shardings=(shardings if on_mesh else None, None),
         )
-        return jitted.lower(leaves, batch).compile()
+        return jitted.lower(leaves, batch).compile(compiler_options)
 
     def function_without(self, left_out: LeftOut) -> Callable:
         """`run` without some rows of the batch, compiled when it is called."""
