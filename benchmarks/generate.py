@@ -1,11 +1,11 @@
 """Time of a token, beside what reading the parameters once a token would take.
 
-    python benchmarks/generate.py
+    python benchmarks/generate.py [--width 160] [--layers 4]
 
-Model of `ssm_small` with random weights, greedy, through `Decoder.run` in chunks, the
-host's part included. Every figure is the best of many chunks: other work on the machine
-makes chunks slower, never faster. Memory is read by as many threads as the machine has
-cores, from an array much larger than its caches.
+Model of `ssm_small`, or of another size, with random weights, greedy, through
+`Decoder.run` in chunks, the host's part included. Every figure is the best of many
+chunks: other work on the machine makes chunks slower, never faster. Memory is read by
+as many threads as the machine has cores, from an array much larger than its caches.
 """
 
 import argparse
@@ -29,9 +29,15 @@ _LATE = 8192
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--chunks", type=int, default=_CHUNKS)
-    chunks = parser.parse_args().chunks
+    parser.add_argument("--width", type=int, default=160)
+    parser.add_argument("--layers", type=int, default=4)
+    args = parser.parse_args()
     model = Mamba2LM(
-        vocab_size=256, d_model=160, n_layers=4, state_dim=64, rngs=nnx.Rngs(0)
+        vocab_size=256,
+        d_model=args.width,
+        n_layers=args.layers,
+        state_dim=64,
+        rngs=nnx.Rngs(0),
     )
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(model)))
     decoder = decoding.Decoder(model)
@@ -41,7 +47,8 @@ def main() -> None:
     _tell("read_gb_per_s", bandwidth / 1e9)
     _tell("bound_tokens_per_s", bound)
     early, late, sixteen = _secs_per_step(
-        [_At(decoder, 1, 128), _At(decoder, 1, _LATE), _At(decoder, 16, 128)], chunks
+        [_At(decoder, 1, 128), _At(decoder, 1, _LATE), _At(decoder, 16, 128)],
+        args.chunks,
     )
     _tell("tokens_per_s_at_128", 1 / early)
     _tell("of_the_bound", 1 / early / bound)

@@ -2,7 +2,8 @@
 
 Prompts of different lengths end together: short ones are padded in front, which
 nothing sees. They are read in pieces of few lengths, so that few programs are compiled.
-A loop of up to `CHUNK` steps is one program that runs on the device.
+A loop of up to `CHUNK` steps is one program that runs on the device. On CPU the rows
+are cut into lanes that run beside each other, a core each (`lanes`).
 
 Legend: B batch, L length, V vocabulary.
 """
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from roxxel.generation import sampling
+from roxxel.generation import lanes, sampling
 from roxxel.models import attention
 
 CHUNK = 64  # steps of one call at most
@@ -27,8 +28,8 @@ PIECE = 512  # tokens of a prompt read at once
 _SHORTEST = 16  # prompts are padded to this
 
 
-class Carry(NamedTuple):
-    """What goes from step to step.
+class Lane(NamedTuple):
+    """What goes from step to step, of the rows of one lane.
 
     Attributes:
       tokens_B: chosen last and not read yet.
@@ -41,6 +42,17 @@ class Carry(NamedTuple):
     state: list[jax.Array]
     drawn_B: jax.Array
     seen_BV: jax.Array | None
+
+
+class Carry(NamedTuple):
+    """What goes from step to step: that of all lanes, whose rows follow one another."""
+
+    lanes: tuple[Lane, ...]
+
+    @property
+    def tokens_B(self) -> jax.Array:
+        """The tokens chosen last, of all rows."""
+        return _joined([lane.tokens_B for lane in self.lanes])
 
 
 class Decoder:
@@ -57,6 +69,7 @@ class Decoder:
         graphdef, state = nnx.split(model)
         self.leaves, treedef = jax.tree.flatten(state)
         self.programs = _programs(graphdef, treedef, self.num_ids)
+        self.cores = lanes.Cores(self.leaves)
 
     def start(
         self,
@@ -76,11 +89,18 @@ class Decoder:
           slots: tokens that caches hold, at least `padded_length` of the longest.
           tracks: whether to keep which tokens rows hold; None: where penalised.
         """
+        tracks = kinds.penalises if tracks is None else tracks
+        return Carry(
+            tuple(
+                self._started(prompts[rows], _of(knobs, rows), kinds, slots, tracks)
+                for rows in self.cores.split(len(prompts))
+            )
+        )
+
+    def _started(self, prompts, knobs, kinds, slots, tracks):
         tokens_BL, first_B = padded(prompts)
         state = self.programs.empty(self.leaves, batch=len(prompts), slots=slots)
-        seen = None
-        if kinds.penalises if tracks is None else tracks:
-            seen = jnp.asarray(_seen(prompts, self.vocab_size))
+        seen = jnp.asarray(_seen(prompts, self.vocab_size)) if tracks else None
         logits = None
         for begin, end in _pieces(tokens_BL.shape[1]):
             logits, state = self.programs.read(
@@ -95,9 +115,20 @@ class Decoder:
 
         The carry is used up.
         """
-        return self.programs.run(
-            self.leaves, carry, knobs, np.int32(steps), kinds=kinds
-        )
+        rows = self.cores.split(_num_rows(carry))
+        calls = [
+            functools.partial(
+                self.programs.run,
+                self.leaves,
+                lane,
+                _of(knobs, of_lane),
+                np.int32(steps),
+                kinds=kinds,
+            )
+            for lane, of_lane in zip(carry.lanes, rows, strict=True)
+        ]
+        tokens, after = zip(*self.cores.run(calls), strict=True)
+        return _joined(tokens), Carry(after)
 
     def continued(
         self,
@@ -134,22 +165,39 @@ class Decoder:
 
     def waiting(self, rows: int, slots: int) -> Carry:
         """A batch for `joined`; until then its rows hold nothing that counts."""
-        state = self.programs.begun(self.leaves, batch=rows, slots=slots)
-        zeros_B = jnp.zeros(rows, jnp.int32)
-        seen_BV = jnp.zeros((rows, self.vocab_size), bool)
-        return Carry(zeros_B, state, jnp.zeros(rows, jnp.int32), seen_BV)
+
+        def lane(of_lane):
+            num = of_lane.stop - of_lane.start
+            state = self.programs.begun(self.leaves, batch=num, slots=slots)
+            seen_BV = jnp.zeros((num, self.vocab_size), bool)
+            # Not one array twice: each is donated.
+            return Lane(
+                jnp.zeros(num, jnp.int32), state, jnp.zeros(num, jnp.int32), seen_BV
+            )
+
+        return Carry(tuple(map(lane, self.cores.split(rows))))
 
     def joined(self, carry: Carry, one: Carry, row: int) -> Carry:
         """The carry of `waiting` with a batch of one row, of as many slots, in a row.
 
         Both must track which tokens rows hold. The first carry is used up.
         """
-        return self.programs.join(self.leaves, carry, one, np.int32(row))
+        size = _num_rows(carry) // len(carry.lanes)
+        after, place = list(carry.lanes), np.int32(row % size)
+        (own,) = one.lanes
+        after[row // size] = self.programs.join(
+            self.leaves, after[row // size], own, place
+        )
+        return Carry(tuple(after))
 
     def grown(self, carry: Carry, slots: int) -> Carry:
         """The carry with caches of `slots` tokens; rows must not have gone round."""
-        state = self.programs.grow(self.leaves, carry.state, slots=slots)
-        return carry._replace(state=state)
+
+        def grown(lane):
+            state = self.programs.grow(self.leaves, lane.state, slots=slots)
+            return lane._replace(state=state)
+
+        return Carry(tuple(map(grown, carry.lanes)))
 
 
 class _Programs:
@@ -202,7 +250,7 @@ class _Programs:
             segment_B=put(old.segment_B, new.segment_B),
             start_B=put(old.start_B, new.start_B + shift),
         )
-        return Carry(
+        return Lane(
             put(carry.tokens_B, one.tokens_B),
             jax.tree.leaves(state),
             put(carry.drawn_B, one.drawn_B),
@@ -232,7 +280,7 @@ class _Programs:
         tokens_B = sampling.choose(logits_BV, knobs, drawn_B, seen_BV, kinds)
         if seen_BV is not None:
             seen_BV = seen_BV.at[jnp.arange(tokens_B.shape[0]), tokens_B].set(True)
-        return Carry(tokens_B, state, drawn_B + 1, seen_BV)
+        return Lane(tokens_B, state, drawn_B + 1, seen_BV)
 
     def _run(self, leaves, carry, knobs, steps, *, kinds):
         model = self._model(leaves)
@@ -302,6 +350,19 @@ def _bucket(length):
 def _squeezed(leaves):
     """Without axes of size 1, around which XLA on CPU copies the state every step."""
     return [leaf.reshape([size for size in leaf.shape if size > 1]) for leaf in leaves]
+
+
+def _joined(values):
+    """The rows of all lanes, on the last axis."""
+    return values[0] if len(values) == 1 else jnp.concatenate(values, axis=-1)
+
+
+def _num_rows(carry):
+    return sum(lane.tokens_B.shape[0] for lane in carry.lanes)
+
+
+def _of(knobs, rows):
+    return jax.tree.map(lambda values: values[rows], knobs)
 
 
 def _seen(prompts, vocab_size):
