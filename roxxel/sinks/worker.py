@@ -15,6 +15,9 @@ from roxxel import progress
 from roxxel.sinks import Media, Message, Metrics, Sink, values
 
 _FLUSH_EVERY_ITEMS = 256
+# Metrics wait for each other so long: a thread that wakes up for every step takes the
+# interpreter and a core from the one that trains.
+_GATHER_SECS = 0.1
 _POLL_SECS = 0.05
 
 
@@ -30,6 +33,7 @@ class Worker:
         self._queue: queue.SimpleQueue[tuple[Callable[..., None], tuple] | None]
         self._queue = queue.SimpleQueue()
         self._sinks: list[Sink] | None = None
+        self._hurry = threading.Event()
         self._done_items = 0
         self._reported: set[str] = set()
         self._thread = threading.Thread(
@@ -39,7 +43,7 @@ class Worker:
 
     def message(self, time: float, level: str, text: Any, args: tuple) -> None:
         """Queues `text % args`, formatted on the worker."""
-        self._queue.put((self._message, (time, level, text, args)))
+        self._put_now((self._message, (time, level, text, args)))
 
     def metrics(self, time: float, step: Any, numbers: dict[str, Any]) -> None:
         """Queues values that the worker reads."""
@@ -59,17 +63,21 @@ class Worker:
         Returns False if nothing moved for `timeout_secs`.
         """
         flushed = threading.Event()
-        self._queue.put((self._flush, (flushed,)))
+        self._put_now((self._flush, (flushed,)))
         return self._wait(flushed.wait, flushed.is_set, timeout_secs)
 
     def stop(self, timeout_secs: float) -> bool:
         """Writes everything, closes the sinks and ends the thread; False as above."""
-        self._queue.put(None)
+        self._put_now(None)
         return self._wait(self._thread.join, lambda: False, timeout_secs)
 
     def pending(self) -> int:
         """Records that wait."""
         return self._queue.qsize()
+
+    def _put_now(self, item: tuple[Callable[..., None], tuple] | None) -> None:
+        self._queue.put(item)
+        self._hurry.set()
 
     def _wait(
         self,
@@ -88,7 +96,7 @@ class Worker:
         return True
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
+        while (item := self._next()) is not None:
             action, arguments = item
             try:
                 action(*arguments)
@@ -98,6 +106,16 @@ class Worker:
             if self._queue.empty() or self._done_items % _FLUSH_EVERY_ITEMS == 0:
                 self._each("flush")
         self._each("close")
+
+    def _next(self) -> tuple[Callable[..., None], tuple] | None:
+        """The next item; after a pause, only when more have had time to come."""
+        if not self._queue.empty():
+            return self._queue.get()
+        self._hurry.clear()
+        item = self._queue.get()
+        if item is not None and item[0] == self._metrics:
+            self._hurry.wait(_GATHER_SECS)
+        return item
 
     def _message(self, time: float, level: str, text: Any, args: tuple) -> None:
         self._flush_before_waiting((text, args))
