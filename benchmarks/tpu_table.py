@@ -136,6 +136,7 @@ def _compiled(cell: Cell) -> dict:
         "tokens_per_s": bound.tokens_per_s,
         "mfu": bound.utilization,
         "by": bound.by,
+        "unknown_loops": compiled.unknown_loops,
     }
 
 

@@ -194,6 +194,18 @@ def test_trips_that_a_loop_tells_are_taken():
     assert hlo.parse(told).runs["body"] == 9
 
 
+def test_a_kernel_whose_attributes_go_over_lines_ends_no_computation():
+    at = HLO.index("  ROOT", HLO.index("%inner_body "))
+    kernel = (
+        "  %kernel = f32[8]{0} custom-call(%w), frontend_attributes={metadata={\n"
+        '"xprof_metadata":"{}"\n'
+        '}}, metadata={op_name="splash"}\n'
+    )
+    program = hlo.parse(HLO[:at] + kernel + HLO[at:])
+    assert program.computations["inner_body"].keys() >= {"kernel", "out"}
+    assert (program.runs["inner_body"], program.unknown_loops) == (6 * 5, 0)
+
+
 def test_a_loop_that_does_not_tell_its_trips_counts_once_and_is_named():
     untold = HLO.replace("direction=LT", "direction=NE")
     program = hlo.parse(untold)

@@ -11,6 +11,8 @@ import re
 from typing import NamedTuple
 
 _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
+# Attributes of kernels go over lines, and such a line may begin with a brace too.
+_END = re.compile(r"\}(, execution_thread=\S+)?\s*$")
 _NAMED = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _ARRAY = re.compile(r"([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\](\{[^}]*\})?")
@@ -120,7 +122,7 @@ def parse(text: str) -> Program:
             if header:
                 inside = computations.setdefault(header[2], {})
                 entry = header[2] if header[1] else entry
-        elif line.startswith("}"):
+        elif _END.match(line):
             inside = None
         elif instruction := _instruction(line):
             inside[instruction.name] = instruction
