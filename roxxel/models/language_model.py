@@ -59,8 +59,7 @@ class LanguageModel(nnx.Module):
       compute_dtype: in which activations and products compute.
       remat: what the backward pass of a block finds: "none" everything, "dots" the
         products with weights, "scan" the outputs of state space scans and attention,
-        "full" only the block's inputs. On CPU it saves memory only together with
-        `scan_layers`.
+        "full" only the block's inputs.
       scan_layers: run the blocks in a loop, see `stack.run_blocks`.
       period: blocks that far apart are alike.
       rngs: key source of the initial values.

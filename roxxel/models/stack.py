@@ -17,6 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from roxxel.models.attention_kernels import SAVED_OUTPUT as ATTENTION_OUTPUT
 from roxxel.models.documents import Documents
 from roxxel.models.placement import Placement
+from roxxel.models.remat import checkpoint_in_branch
 from roxxel.models.ssd_chunk import SAVED_OUTPUT as SCAN_OUTPUT
 
 Remat = Literal["none", "full", "dots", "scan"]
@@ -66,9 +67,7 @@ def run_blocks(
       states: one per block.
       documents: of the tokens.
       period: blocks that far apart have the same structure.
-      remat: what the backward pass finds and what it computes again. On CPU this
-        saves memory only with `scan_layers`: XLA merges the second computation of
-        blocks that are written out with the first.
+      remat: what the backward pass finds and what it computes again.
       scan_layers: run one compiled body per `period` blocks in a loop. The program
         then does not grow with the depth; the parameters are copied once a call. As
         many of the first blocks as do not fill a period run before the loop.
@@ -102,8 +101,10 @@ def _call(block, x, state, documents, *, placement, remat):
         x, state = nnx.merge(graphdef, values)(x, state, documents)
         return x if placement is None else placement.rows(x), state
 
-    run = jax.checkpoint(run, policy=_POLICIES.get(remat, _KEEP_CUT))
-    return run(values, x, state, documents)
+    policy = _POLICIES.get(remat, _KEEP_CUT)
+    platform = jax.default_backend() if placement is None else placement.platform
+    checkpoint = checkpoint_in_branch if platform == "cpu" else jax.checkpoint
+    return checkpoint(run, policy=policy)(values, x, state, documents)
 
 
 def _scan(call: Callable, blocks, states, x, documents, period):
