@@ -175,9 +175,12 @@ def _row(model: str, one: dict) -> str:
     start = f"| {model} | {one['topology']} | {part} | {memory}"
     if not one["fits"]:
         return f"{start}: does not fit | | | | |\n"
+    by = one["by"]
+    if one.get("unknown_loops"):
+        by += f"; {one['unknown_loops']} loops counted as one trip: more is needed"
     return (
         f"{start} | {one['step_ms']:,.0f} ms | {one['tokens_per_s']:,.0f} | "
-        f"{one['mfu']:.0%} | {one['by']} |\n"
+        f"{one['mfu']:.0%} | {by} |\n"
     )
 
 

@@ -197,3 +197,16 @@ def test_bfloat16_keeps_float32_where_it_matters():
     recurrent, cache = state.layers
     assert recurrent.ssm.dtype == jnp.float32
     assert cache.keys.dtype == jnp.bfloat16
+
+
+def test_no_branch_is_left_for_other_devices():
+    model = abstract("transformer", d_model=64, remat="scan", n_layers=2)
+    graphdef, state = nnx.split(model)
+    grad = nnx.grad(lambda m, t: losses.next_token_loss(m, t)[0])
+    run = jax.jit(lambda s, t: nnx.state(grad(nnx.merge(graphdef, s), t)))
+    traced = run.trace(state, jax.ShapeDtypeStruct((1, 65), jnp.int32))
+    bits = {
+        platform: "popcnt" in traced.lower(lowering_platforms=(platform,)).as_text()
+        for platform in ("cpu", "tpu")
+    }
+    assert bits == {"cpu": True, "tpu": False}

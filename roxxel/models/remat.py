@@ -49,8 +49,16 @@ def _backward(pull, cotangents):
 
 
 def _true(cotangents):
-    """True, which only running the program can tell: a count of bits is no less."""
+    """True; on CPU only running the program can tell: a count of bits is no less.
+
+    Elsewhere, as when a step is compiled for a device that is not here, there is no
+    branch left.
+    """
     array = jax.tree.leaves(cotangents)[0]
     number = array[(0,) * array.ndim].astype(jnp.float32)
     bits = jax.lax.bitcast_convert_type(number, jnp.int32)
-    return jax.lax.population_count(bits) >= 0
+    return jax.lax.platform_dependent(
+        bits,
+        cpu=lambda bits: jax.lax.population_count(bits) >= 0,
+        default=lambda bits: jnp.bool_(True),
+    )

@@ -6,6 +6,10 @@ from typing import Any
 
 import numpy as np
 
+_NUMPY = (
+    np.generic,
+    np.ndarray,
+)  # a tuple: the types of a call are asked for every value
 _NUMBER_KINDS = "biufV"  # V: bfloat16 and the 8-bit floats of ml_dtypes
 
 
@@ -15,7 +19,7 @@ def accept(name: str, value: Any) -> Any:
     Raises:
         ValueError: `value` is not one number; the message names `name`.
     """
-    if isinstance(value, np.generic | np.ndarray):
+    if isinstance(value, _NUMPY):
         _check_array(name, value)
         return fetch(value)  # a copy: the caller may change its array
     if isinstance(value, bool):
@@ -58,7 +62,7 @@ def fetch(value: Any) -> int | float:
 
 def is_device_value(value: Any) -> bool:
     """Whether reading `value` could wait for a device: an array other than numpy's."""
-    return hasattr(value, "shape") and not isinstance(value, np.generic | np.ndarray)
+    return hasattr(value, "shape") and not isinstance(value, _NUMPY)
 
 
 def holds_device_value(value: Any) -> bool:
