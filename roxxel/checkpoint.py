@@ -196,6 +196,7 @@ class Checkpointer:
         resize: Sequence[str] = (),
         part: str = "model",
         optional: Sequence[str] = (),
+        release: bool = False,
     ) -> int:
         """Restores model and optimizer; returns the number of completed steps.
 
@@ -219,6 +220,9 @@ class Checkpointer:
             `model_only` where there is an optimizer.
           optional: beginnings of names (`optimizer/ema/`) of arrays that may be
             missing, extra or different; the objects' own keep their values then.
+          release: give up the arrays that are replaced before their values are read: a
+            state of more than half of a device's memory has no room twice. Should the
+            files turn out unreadable, model and optimizer hold nothing.
 
         Returns:
           Completed steps of the restored checkpoint; 0, with nothing restored, when
@@ -227,7 +231,8 @@ class Checkpointer:
         Raises:
           ConfigError: arrays are missing, extra or different (all are listed), or none
             matches; model and optimizer are as they were.
-          CheckpointError: the step is not there or cannot be read.
+          CheckpointError: the step is not there or cannot be read; model and optimizer
+            are as they were, unless they were to be released.
         """
         with self._lock:
             self.wait()
@@ -243,20 +248,22 @@ class Checkpointer:
                 allowed=comparison.Allowed(cast=cast, resize=resize, optional=optional),
                 part=part,
             )
-            found, self._restored = self._restore(step, objects, how)
+            found, self._restored = self._restore(step, objects, how, release)
             if found is None:
                 return 0
             self._last = (found.number, self._updates())
             self._report(found)
             return found.number
 
-    def _restore(self, step, objects, how):
+    def _restore(self, step, objects, how, release):
         if step is None:
-            result = restoring.newest_readable(self._root, objects, how)
+            result = restoring.newest_readable(
+                self._root, objects, how, release=release
+            )
             return result or (None, None)
         found = files.find(self._root, step, self._keep)
         source = restoring.StepSource(found)
-        return found, restoring.into_objects(source, objects, how)
+        return found, restoring.into_objects(source, objects, how, release=release)
 
     def compare(
         self,

@@ -30,6 +30,10 @@ from roxxel.placed import Placed as Placed
 
 DEFAULT_RULES = AxisRules()
 
+# XLA's compiler for CPU else begins all parameters of a program at once, each with
+# several arrays of its size beside it.
+_ONE_AFTER_THE_OTHER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+
 
 def axis_sizes(
     axes: Mapping[str, int],
@@ -205,7 +209,9 @@ def creation(
     state = nnx.state(abstract_on(mesh, create, rules))
     where = None if mesh is None else jax.tree.map(lambda leaf: leaf.sharding, state)
     make = lambda: nnx.state(_with_placement(mesh, create, rules))  # noqa: E731
-    return jax.jit(make, out_shardings=where)
+    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+    options = _ONE_AFTER_THE_OTHER if device.platform == "cpu" else None
+    return jax.jit(make, out_shardings=where, compiler_options=options)
 
 
 def abstract_on(

@@ -110,7 +110,8 @@ def test_restores_values_dtypes_and_position_into_a_fresh_model(tmp_path):
 @pytest.mark.parametrize(
     "rngs", [lambda n: nnx.Rngs(n), lambda n: nnx.Rngs(params=n, dropout=n + 1)]
 )
-def test_random_keys_counters_and_odd_leaves_come_back(tmp_path, rngs):
+@pytest.mark.parametrize("release", [False, True])
+def test_random_keys_counters_and_odd_leaves_come_back(tmp_path, rngs, release):
     model = Keys(rngs(0))
     model(jnp.ones(4))  # moves a counter
     model.raw = jnp.full(2, 5.0)
@@ -118,7 +119,7 @@ def test_random_keys_counters_and_odd_leaves_come_back(tmp_path, rngs):
         checkpointer.save(1)
     fresh = Keys(rngs(9))
     fresh.number.set_value({"a": jnp.zeros(2), "b": 0})
-    assert Checkpointer(tmp_path, fresh).restore() == 1
+    assert Checkpointer(tmp_path, fresh).restore(release=release) == 1
     assert_same(leaves(fresh), leaves(model))
     assert fresh.dropout.rngs.key.dtype == model.dropout.rngs.key.dtype
     assert fresh.other_impl.get_value().dtype == jax.random.key(0, impl="rbg").dtype
@@ -136,8 +137,10 @@ def test_another_key_implementation_is_refused_by_name(tmp_path):
         Checkpointer(tmp_path, model).restore()
 
 
-@pytest.mark.parametrize("abstract", [False, True])
-def test_arrays_come_to_lie_on_the_current_mesh(tmp_path, abstract):
+@pytest.mark.parametrize(
+    ("abstract", "release"), [(False, False), (True, False), (False, True)]
+)
+def test_arrays_come_to_lie_on_the_current_mesh(tmp_path, abstract, release):
     devices = np.array(jax.devices())
     assert len(devices) == 8
 
@@ -167,16 +170,17 @@ def test_arrays_come_to_lie_on_the_current_mesh(tmp_path, abstract):
     ):
         target = One(**where)
         sharding = target.w.get_value().sharding
-        assert Checkpointer(tmp_path, target).restore() == 1
+        assert Checkpointer(tmp_path, target).restore(release=release) == 1
         restored = target.w.get_value()
         assert restored.sharding.is_equivalent_to(sharding, 2)
         np.testing.assert_array_equal(restored, source.w.get_value())
 
 
-def test_a_model_without_a_mesh_stays_free_to_move(tmp_path):
+@pytest.mark.parametrize("release", [False, True])
+def test_a_model_without_a_mesh_stays_free_to_move(tmp_path, release):
     filled(tmp_path)
     model, optimizer = tiny()
-    Checkpointer(tmp_path, model, optimizer).restore()
+    Checkpointer(tmp_path, model, optimizer).restore(release=release)
     mesh = Mesh(np.array(jax.devices()), ("data",))
     batch = jax.device_put(jnp.ones((8, 4)), NamedSharding(mesh, P("data")))
     # Arrays tied to device 0 would be refused next to a batch on all eight.
@@ -237,14 +241,15 @@ MISMATCHES = {
 }
 
 
+@pytest.mark.parametrize("release", [False, True])
 @pytest.mark.parametrize("case", MISMATCHES)
-def test_a_mismatch_lists_all_paths_and_touches_nothing(tmp_path, case):
+def test_a_mismatch_lists_all_paths_and_touches_nothing(tmp_path, case, release):
     options, expected = MISMATCHES[case]
     filled(tmp_path)
     model, optimizer = tiny(**options)
     before = leaves(model, optimizer)
     with pytest.raises(ConfigError) as caught:
-        Checkpointer(tmp_path, model, optimizer).restore()
+        Checkpointer(tmp_path, model, optimizer).restore(release=release)
     for text in [*expected, str(tmp_path), "step 3", "partial=True"]:
         assert text in str(caught.value)
     assert_same(leaves(model, optimizer), before)
@@ -301,6 +306,25 @@ def test_partial_restores_what_matches_and_reports(tmp_path, caplog):
     assert "model/extra/kernel" in checkpointer.restored.missing
     assert "restored 14 arrays of step 3" in caplog.text
     assert "missing in the checkpoint (6): model/extra/bias" in caplog.text
+
+
+def test_released_arrays_are_given_up_before_the_files_are_read(tmp_path):
+    filled(tmp_path)
+    model, optimizer = tiny(extra=True)
+    old, kept = model.first.kernel.get_value(), model.extra.kernel.get_value()
+    checkpointer = Checkpointer(tmp_path, model, optimizer)
+    assert checkpointer.restore(partial=True, release=True) == 3
+    assert old.is_deleted()
+    assert model.extra.kernel.get_value() is kept
+    assert not kept.is_deleted()
+    old = model.first.kernel.get_value()
+    for path in (tmp_path / "3" / "state").rglob("*"):
+        if path.is_file() and "/d/" in path.as_posix():
+            path.write_bytes(bytes(path.stat().st_size))
+    for release in (False, True):
+        with pytest.raises(CheckpointError, match="step 3"):
+            checkpointer.restore(3, partial=True, release=release)
+        assert old.is_deleted() == release
 
 
 def test_a_restore_that_matches_nothing_is_an_error(tmp_path):
@@ -481,14 +505,17 @@ def test_leftovers_of_a_crash_are_passed_over_by_name(tmp_path, caplog):
     assert not (tmp_path / "9.orbax-checkpoint-tmp").exists()
 
 
-def test_damage_of_the_same_size_falls_back_too(tmp_path, caplog):
-    filled(tmp_path, step=3)
+@pytest.mark.parametrize("release", [False, True])
+def test_damage_of_the_same_size_falls_back_too(tmp_path, caplog, release):
+    older, _ = filled(tmp_path, step=3)
+    values = leaves(older)
     model, optimizer = filled(tmp_path, step=5)
     for path in (tmp_path / "5" / "state").rglob("*"):
         if path.is_file() and "/d/" in path.as_posix():
             path.write_bytes(bytes(path.stat().st_size))
     checkpointer = Checkpointer(tmp_path, model, optimizer)
-    assert checkpointer.restore() == 3
+    assert checkpointer.restore(release=release) == 3
+    assert_same(leaves(model), values)
     assert "step 5" in caplog.text
     with pytest.raises(CheckpointError, match="step 5"):
         checkpointer.restore(5)

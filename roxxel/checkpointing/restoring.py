@@ -82,9 +82,11 @@ class Plan:
 
 
 def newest_readable(
-    root: pathlib.Path, objects: dict[str, Any], how: How
+    root: pathlib.Path, objects: dict[str, Any], how: How, *, release: bool = False
 ) -> tuple[files.Step, comparison.Comparison] | None:
     """Restores the newest complete step that can be read; None if nothing is there.
+
+    Args: as of `into_objects`.
 
     Raises:
       CheckpointError: there are checkpoints, and none can be read.
@@ -96,7 +98,7 @@ def newest_readable(
         step = files.inspect(root / name)
         assert isinstance(step, files.Step)
         try:
-            matched = into_objects(StepSource(step), objects, how)
+            matched = into_objects(StepSource(step), objects, how, release=release)
         except files.CheckpointError as err:
             skipped.append(str(err))
             continue
@@ -117,9 +119,17 @@ def _warn_of(root: pathlib.Path, skipped: list[str]) -> None:
 
 
 def into_objects(
-    source: Source, objects: dict[str, Any], how: How
+    source: Source, objects: dict[str, Any], how: How, *, release: bool = False
 ) -> comparison.Comparison:
     """Restores from a source; on any error the objects are as they were.
+
+    Args:
+      source: what is restored.
+      objects: NNX objects by name.
+      how: in what they may differ.
+      release: give up the arrays that are replaced before any is read, so that memory
+        holds the state once. Then the objects are as they were only after an error of
+        the comparison.
 
     Raises:
       CheckpointError: the files cannot be read.
@@ -132,6 +142,10 @@ def into_objects(
         old: _as_stored(targets[name], source.arrays[old])
         for old, name in wanted.items()
     }
+    if release:
+        for old, target in reading.items():
+            if target is targets[wanted[old]]:
+                reading[old] = state.released(target)
     values = source.read(reading)
     fitted = {name: _fitted(values[old], targets[name]) for old, name in wanted.items()}
     state.assign(objects, fitted)

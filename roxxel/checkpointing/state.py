@@ -191,6 +191,20 @@ def sharding_of(target: Any) -> jax.sharding.Sharding | None:
     return sharding
 
 
+def released(leaf: Any) -> Any:
+    """What describes `leaf` in its place; the memory of an array is free from now on.
+
+    Random keys and what is no array of JAX stay as they are.
+    """
+    if not isinstance(leaf, jax.Array) or _is_key(leaf):
+        return leaf
+    description = jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=sharding_of(leaf)
+    )
+    leaf.delete()
+    return description
+
+
 def _how(target: Any) -> ocp.RestoreArgs:
     sharding = sharding_of(target)
     if sharding is None:

@@ -196,7 +196,7 @@ def _choose(checkpointer: Any, wanted: str | int, path: Path) -> int | None:
 
 
 def _unrestored(found: resolve.Experiment, mesh: "Mesh | None") -> Any:
-    """The model without values, or on a mesh with those it would begin with."""
+    """The model without values, each of its arrays with the place where it will lie."""
     import jax
     from flax import nnx
 
@@ -210,7 +210,7 @@ def _unrestored(found: resolve.Experiment, mesh: "Mesh | None") -> Any:
         return (make(rngs=nnx.Rngs(seed), **options),)
 
     if mesh is not None:
-        return sharding.create_on(mesh, create, rules)[0]
+        return sharding.abstract_on(mesh, create, rules)[0]
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     graphdef, state = nnx.split(nnx.eval_shape(create)[0])
     placed = jax.tree.map(

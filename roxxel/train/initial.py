@@ -159,6 +159,7 @@ def restore(spec: "Trainer", model: nnx.Module) -> tuple[list[str], dict[str, An
             cast=how.allowed.cast,
             resize=how.allowed.resize,
             part=how.part,
+            release=True,
         )
         found = source.restored
     assert found is not None
@@ -172,7 +173,7 @@ def _restore_folder(
     _check_folder(spec, model)
     described = hf_config.read(spec.init_from)
     source = folder_source.FolderSource(described, model)
-    found = restoring.into_objects(source, {"model": model}, _how(spec))
+    found = restoring.into_objects(source, {"model": model}, _how(spec), release=True)
     kind = described.architecture.ARCHITECTURE
     lines = _report(found, f"{described.folder} ({kind})")
     settings = list(described.differences(model).values())

@@ -77,7 +77,7 @@ class Refusals:
         """Restores the newest checkpoint; returns its completed steps."""
         run = self._run
         run.wait_for_checkpoint()
-        step = run.checkpointer.restore(optional=OPTIONAL)
+        step = run.checkpointer.restore(optional=OPTIONAL, release=True)
         saved = run.checkpointer.read_position(step)
         if saved is not None:
             start.seek(saved, run.stream, step, run.workdir)

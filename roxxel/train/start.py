@@ -64,10 +64,10 @@ def begin(
             return Start(step=0, lines=[], record={})
         lines, record = initial.restore(spec, model)
         return Start(step=0, lines=lines, record={"init": record})
-    newest = checkpointer.restore(optional=OPTIONAL)
+    newest = checkpointer.restore(optional=OPTIONAL, release=True)
     step, lines = _where_to_go_on(spec, plan, checkpointer, workdir, newest)
     if step != newest:
-        checkpointer.restore(step, optional=OPTIONAL)
+        checkpointer.restore(step, optional=OPTIONAL, release=True)
     saved = checkpointer.read_position(step)
     if saved is not None:
         seek(saved, stream, step, workdir)
