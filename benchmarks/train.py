@@ -10,7 +10,7 @@ the round. Reported are medians over the rounds. Sections:
 - `ssm`: the Mamba-2 step beside the rate of `jnp.dot` of 1024 x 1024 float32 matrices
   (by the usual 6 * parameters * tokens) and transformers' Mamba-2 in PyTorch.
 - `transformer`: beside a minimal hand-written JAX loop and a PyTorch one with SDPA.
-- `layers`: layers written out and scanned. `remat`: peak memory by policy.
+- `layers`: layers written out and scanned. `remat`: time and memory by policy.
 - `length`: Mamba-2 beside the Transformer at 512 and 4096 tokens a row.
 - `loss`: the loss over a vocabulary of 128k, whole and in pieces.
 
@@ -77,7 +77,7 @@ def matmul_rate():
 
 
 def compare(title, sides, args, tokens, *, matmul=None):
-    """Interleaved rounds of `sides`; ratios are to the first. Peaks in bytes."""
+    """Interleaved rounds of `sides`; ratios are to the first."""
     print(f"\n## {title}")
     seconds = {side.name: [] for side in sides}
     rates = []
@@ -87,15 +87,14 @@ def compare(title, sides, args, tokens, *, matmul=None):
         for side in sides:
             seconds[side.name].append(side.step(args.steps))
     first = seconds[sides[0].name]
-    peaks = {}
     for side in sides:
-        peaks[side.name] = side.close()
+        peak = side.close()
         mine = seconds[side.name]
         ratio = statistics.median(a / b for a, b in zip(mine, first, strict=True))
         line = (
             f"{side.name:28s} {statistics.median(mine) * 1e3:7.0f} ms"
             f"  {tokens / statistics.median(mine):7.0f} tokens/s"
-            f"  x {ratio:.2f} of the first's time  peak {peaks[side.name] / 1e6:.0f} MB"
+            f"  x {ratio:.2f} of the first's time  peak {peak / 1e6:.0f} MB"
         )
         if matmul:
             shares = [
@@ -103,8 +102,11 @@ def compare(title, sides, args, tokens, *, matmul=None):
                 for s, rate in zip(mine, rates, strict=True)
             ]
             line += f"  {statistics.median(shares):.1%} of the product's rate"
+        if side.temporaries:
+            line += f"  temporaries {side.temporaries / 1e6:.0f} MB"
+            if sides[0].temporaries:
+                line += f" (x {side.temporaries / sides[0].temporaries:.2f})"
         print(line)
-    return peaks
 
 
 def ssm(args):
@@ -147,11 +149,12 @@ def layers(args):
 
 def remat(args):
     for model, sizes in (("ssm", SSM), ("transformer", TRANSFORMER)):
-        sides = [
-            ours(f"{model}, {policy}", model, sizes | {"remat": policy} | SCANNED)
-            for policy in args.policies
-        ]
-        compare(f"Remat of {model}, layers scanned", sides, args, 8 * 512)
+        for title, more in (("written out", {}), ("scanned", SCANNED)):
+            sides = [
+                ours(f"{model}, {policy}", model, sizes | {"remat": policy} | more)
+                for policy in args.policies
+            ]
+            compare(f"Remat of {model}, layers {title}", sides, args, 8 * 512)
 
 
 def length(args):
@@ -171,8 +174,7 @@ def loss(args):
         Side("whole logits", "roxxel_side", options | {"pieces": 0}),
         Side("in pieces of 128", "roxxel_side", options | {"pieces": 128}),
     ]
-    peaks = list(compare("Loss, 128k ids, 2 x 2048", sides, args, 4096).values())
-    print(f"peak in pieces / whole: {peaks[1] / peaks[0]:.2f}")
+    compare("Loss, 128k ids, 2 x 2048", sides, args, 4096)
 
 
 SECTIONS = {
@@ -192,7 +194,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="steps a round")
     parser.add_argument("--torch-python", help="Python with torch and transformers")
-    parser.add_argument("--policies", nargs="+", default=["none", "full", "dots"])
+    parser.add_argument("--policies", nargs="+", default=["none", "scan", "full"])
     args = parser.parse_args()
     restart_with_kept_memory()
     for name in args.only.split(",") if args.only else SECTIONS:

@@ -40,13 +40,14 @@ def train_step(options):
     )
     count = num_params(model)
     del model, optimizer
+    program = step.compile(leaves, tokens)
 
     def run():
         nonlocal leaves
-        leaves, metrics = step.run(leaves, tokens)
+        leaves, metrics = program(leaves, tokens)
         metrics["loss"].block_until_ready()
 
-    return run, count
+    return run, count, program.memory_analysis().temp_size_in_bytes
 
 
 def head_loss(options):
@@ -78,8 +79,10 @@ def head_loss(options):
         return losses.mean_cross_entropy(hidden @ head.T, targets)[0]
 
     loss = in_pieces if options["pieces"] else whole
-    grad = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
-    return lambda: jax.block_until_ready(grad(hidden, head)), head.size
+    grad = jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).lower(hidden, head)
+    grad = grad.compile()
+    temporaries = grad.memory_analysis().temp_size_in_bytes
+    return lambda: jax.block_until_ready(grad(hidden, head)), head.size, temporaries
 
 
 def main():

@@ -19,6 +19,8 @@ class Side:
     Attributes:
       name: for the report.
       parameters: that its model has.
+      temporaries: bytes that its compiled step needs beside what goes in and out, if
+        it tells.
     """
 
     def __init__(self, name, module, options, python=sys.executable):
@@ -30,7 +32,7 @@ class Side:
             text=True,
             cwd=BENCHMARKS,
         )
-        self.parameters = int(self._read())
+        self.parameters, self.temporaries = json.loads(self._read())
 
     def step(self, count=1):
         """Median seconds of `count` steps."""
@@ -54,10 +56,10 @@ class Side:
         return line
 
 
-def serve(step, parameters):
+def serve(step, parameters, temporaries=None):
     """The other end: runs `step()` once per line `step`, until asked for `memory`."""
     step()
-    print(parameters, flush=True)
+    print(json.dumps([parameters, temporaries]), flush=True)
     for line in sys.stdin:
         if line.strip() == "memory":
             print(peak_bytes(), flush=True)
