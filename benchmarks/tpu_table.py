@@ -9,7 +9,7 @@ prints the table of docs/performance.md. Started again, it goes on where it was.
 
 A cell is a bound, not a measurement: the roofline of `roxxel.topology.roofline`, which
 no run reaches. The batch is the experiment's; a chip takes so many rows of it at a time
-as its memory allows (`accumulate`).
+as its memory allows (`accumulate`). Parameters lie over 64 chips at most.
 """
 
 import argparse
@@ -38,6 +38,9 @@ GRIDS_3D = {
 PODS = {"v4": GRIDS_3D, "v5e": GRIDS_2D, "v5p": GRIDS_3D, "v6e": GRIDS_2D}
 # Tokens that a chip takes at a time at first; less where they do not fit.
 TOKENS_AT_A_TIME = {"v4": 8192, "v5e": 4096, "v5p": 8192, "v6e": 8192}
+# Chips that parameters lie over; groups of so many hold the same. Of 256 or 512 parts
+# libtpu makes all-reduces of many gathers and scatters, which send 2 to 4 times as much.
+MOST_PARTS = 64
 CELL_SECS = 3600
 GIB = 2**30
 
@@ -142,7 +145,9 @@ def _compiled(cell: Cell) -> dict:
 
 def _trainer(cell: Cell, topology: devices.Topology, rows: int | None):
     """The experiment on this pod, so many rows of a chip at a time."""
+    groups = max(1, topology.num_chips // topology.num_slices // MOST_PARTS)
     flags = [f"--fdl_config={cell.model}", "--mode=check"]
+    flags.append(f"--fiddler=fsdp(groups={groups})")
     if topology.num_slices > 1:
         flags.append(f'--fdl.dcn_axes={{"data": {topology.num_slices}}}')
     found = resolve.experiment(arguments.parse(flags))

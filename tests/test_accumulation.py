@@ -91,23 +91,6 @@ def test_micro_batches_have_the_gradients_of_the_batch():
     assert_close(whole, parts)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_micro_batches_on_every_mesh(name):
-    batch = uneven_batch(rows=16)
-    whole = results(MODELS[name], batch, count=1)
-    for axes, count in (
-        (None, 2),
-        (None, 4),
-        ({"data": 2}, 4),
-        ({"fsdp": 2}, 2),
-        ({"data": 2, "fsdp": 2}, 4),
-        ({"fsdp": 2, "tensor": 2, "context": 2}, 2),
-    ):
-        parts = results(MODELS[name], batch, count=count, axes=axes)
-        assert_close(whole, parts)
-
-
 def small(vocab_size, d_model, rngs):
     del d_model
     return Bigram(vocab_size, rngs=rngs)

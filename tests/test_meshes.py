@@ -1,7 +1,9 @@
-"""The same loss and gradients on every mesh, scanned or not, under every remat policy.
+"""The same loss and gradients on every mesh, whole or in micro-batches, scanned or not,
+under every remat policy, in both compute types.
 
-One table over the model families. Compiling is all that a case costs: the one in which
-both kinds of blocks and all axes meet is run by default, the rest with the slow tests.
+One table: model families, meshes, and what is computed on each. Policies and loops take
+turns over its cases. Compiling is all that a case costs: one in which both kinds of
+blocks and all axes meet is run by default, the rest with the slow tests.
 """
 
 import functools
@@ -26,8 +28,11 @@ from roxxel.models.hybrid import HybridLM
 from roxxel.models.losses import next_token_loss
 from roxxel.models.ssm import Mamba2LM
 from roxxel.models.transformer import TransformerLM
+from roxxel.train import accumulate
 
 SEPARATOR = 3
+# Of a batch: in four micro-batches each of eight devices has one.
+ROWS = 32
 COMMON = {"vocab_size": 128, "d_model": 64, "separator_id": SEPARATOR}
 # Documents end within and at the borders of the parts of a row; heads of keys and
 # groups are fewer than the four devices of an axis.
@@ -47,11 +52,13 @@ MODELS = {
     ),
 }
 
-EACH = [{"data": 8}, {"fsdp": 4}, {"tensor": 2}, {"context": 4}]
-EACH += [{"fsdp": 2, "tensor": 2, "context": 2}]
-# Each by one family.
-MORE = [{"data": 2}, {"tensor": 4}, {"context": 2}, {"data": 2, "fsdp": 4}]
-MORE += [{"data": 2, "tensor": 4}, {"data": 2, "fsdp": 2, "tensor": 2}]
+MIXED = {"fsdp": 2, "tensor": 2, "context": 2}
+MESHES = [{"data": 2}, {"data": 8}, {"fsdp": 4}, {"tensor": 2}, {"tensor": 4}]
+MESHES += [{"context": 2}, {"context": 4}, {"data": 2, "fsdp": 4}]
+MESHES += [{"data": 2, "tensor": 4}, {"data": 2, "fsdp": 2, "tensor": 2}, MIXED]
+# Compute types and micro-batches of a step.
+STEPS = [("float32", 1), ("float32", 2), ("float32", 4), ("bfloat16", 2)]
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 # Over two processes of two devices: the first axis lies over the processes.
 ACROSS = {
     "ssm": {"context": 2, "tensor": 2},
@@ -59,33 +66,37 @@ ACROSS = {
     "hybrid": {"fsdp": 2, "context": 2},
 }
 REMATS = ("none", "full", "dots", "scan")
-DEFAULT = [("hybrid", {"fsdp": 2, "tensor": 2, "context": 2}, True, "scan")]
+DEFAULT = ("hybrid", MIXED, "float32", 2)
 
 
-def slow_cases():
-    """Each family on each axis alone and on all; policies and loops in turn."""
+def table():
+    """Every family on every mesh with every kind of step: remat and loop in turn."""
     ways = list(itertools.product(REMATS, (True, False)))
-    for at, family in enumerate(MODELS):
-        # Seven of the eight ways: every policy.
-        for index, axes in enumerate(EACH + MORE[at :: len(MODELS)]):
-            remat, scan_layers = ways[(3 * index + at) % len(ways)]
-            case = (family, axes, scan_layers, remat)
-            if case not in DEFAULT:
-                yield pytest.param(*case, marks=pytest.mark.slow, id=_name(*case))
-
-
-def _name(family, axes, scan_layers, remat):
-    mesh = "-".join(f"{name}{size}" for name, size in axes.items())
-    return f"{family}-{mesh}-{'scan' if scan_layers else 'unrolled'}-{remat}"
+    cases = itertools.product(MODELS, MESHES, STEPS)
+    for number, (family, axes, step) in enumerate(cases):
+        # Every kind of step meets every way.
+        turn = number + number // len(STEPS)
+        remat, scan_layers = ways[turn % len(ways)]
+        case = (family, axes, *step)
+        mesh = "-".join(f"{name}{size}" for name, size in axes.items())
+        loop = "scan" if scan_layers else "unrolled"
+        name = f"{family}-{mesh}-{step[0]}-{step[1]}-{loop}-{remat}"
+        marks = () if case == DEFAULT else pytest.mark.slow
+        yield pytest.param(*case, scan_layers, remat, marks=marks, id=name)
 
 
 def batch():
-    """Tokens of 32 steps and one, and an uneven loss mask."""
-    tokens = jax.random.randint(jax.random.key(1), (8, 33), 0, 24)
-    return tokens, jax.random.bernoulli(jax.random.key(2), 0.7, tokens.shape)
+    """Tokens of 32 steps and one, masks from full to nearly empty, and two empty ones.
+
+    Micro-batch i of n has rows i, i + n and so on.
+    """
+    tokens = jax.random.randint(jax.random.key(1), (ROWS, 33), 0, 24)
+    kept = jnp.linspace(1.0, 0.2, ROWS)[:, None]
+    mask = jax.random.bernoulli(jax.random.key(2), kept, tokens.shape)
+    return tokens, mask.at[jnp.array([2, 6])].set(False)
 
 
-def loss_and_gradients(family, axes, **options):
+def loss_and_gradients(family, axes, *, count=1, **options):
     """In float64 on the host, from the same initial values on any mesh."""
     cls, sizes = MODELS[family]
     devices = jax.devices()[: int(np.prod(list(axes.values())))]
@@ -94,13 +105,13 @@ def loss_and_gradients(family, axes, **options):
     (model,) = sharding.create_on(mesh, create)
     graphdef, state = nnx.split(model)
 
-    def loss(state, batch):
-        return next_token_loss(nnx.merge(graphdef, state), *batch)[0]
+    def run(batch, state):
+        loss = lambda model, rows: next_token_loss(model, *rows)  # noqa: E731
+        return accumulate.gradients(loss, batch, graphdef, state, count=count)[::2]
 
-    run = jax.jit(jax.value_and_grad(loss), compiler_options=quick.OPTIONS)
     rows = jax.tree.map(np.asarray, batch())
     placed = jax.device_put(rows, sharding.batch_sharding(mesh))
-    value, gradients = run(state, placed)
+    value, gradients = jax.jit(run, compiler_options=quick.OPTIONS)(placed, state)
     for gradient, parameter in zip(
         *map(jax.tree.leaves, (gradients, state)), strict=True
     ):
@@ -133,20 +144,20 @@ def check_equal(got, want, tolerance):
 
 
 @pytest.mark.parametrize(
-    ("family", "axes", "scan_layers", "remat"),
-    [pytest.param(*case, id=_name(*case)) for case in DEFAULT] + list(slow_cases()),
+    ("family", "axes", "dtype", "count", "scan_layers", "remat"), list(table())
 )
-def test_loss_and_gradients_are_those_of_one_device(family, axes, scan_layers, remat):
-    got = loss_and_gradients(family, axes, scan_layers=scan_layers, remat=remat)
-    check_equal(got, on_one_device(family), 1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", MODELS)
-def test_bfloat16_agrees_with_one_device_to_its_own_precision(family):
-    axes = {"fsdp": 2, "tensor": 2, "context": 2}
-    got = loss_and_gradients(family, axes, compute_dtype=jnp.bfloat16, remat="dots")
-    check_equal(got, on_one_device(family, "bfloat16"), 2e-2)
+def test_loss_and_gradients_are_those_of_one_device(
+    family, axes, dtype, count, scan_layers, remat
+):
+    got = loss_and_gradients(
+        family,
+        axes,
+        count=count,
+        compute_dtype=jnp.dtype(dtype),
+        scan_layers=scan_layers,
+        remat=remat,
+    )
+    check_equal(got, on_one_device(family, dtype), TOLERANCE[dtype])
 
 
 @pytest.mark.slow
@@ -156,6 +167,14 @@ def test_one_device_unrolled_or_scanned_under_every_policy(remat, scan_layers):
     options = {"scan_layers": scan_layers, "remat": remat}
     got = loss_and_gradients("hybrid", {"data": 1}, **options)
     check_equal(got, on_one_device("hybrid"), 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("family", MODELS)
+def test_one_device_in_micro_batches(family, count):
+    got = loss_and_gradients(family, {"data": 1}, count=count)
+    check_equal(got, on_one_device(family), 1e-5)
 
 
 @pytest.mark.slow

@@ -54,13 +54,15 @@ HloModule step, is_scheduled=true
 %piece (p: bf16[64,128]) -> bf16[512,128] {
   %p = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
   ROOT %all-gather.2 = bf16[512,128]{1,0} all-gather(%p), channel_id=1, \
-replica_groups=mesh['x'=8] {'x'}, dimensions={0}
+replica_groups=mesh['x'=8] {'x'}, dimensions={0}, \
+frontend_attributes={chain_id="4"}
 }
 
 %piece.1 (p: bf16[64,128]) -> bf16[512,128] {
   %p = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
   ROOT %all-gather.3 = bf16[512,128]{1,0} all-gather(%p), channel_id=1, \
-replica_groups=mesh['x'=8] {'x'}, dimensions={0}
+replica_groups=mesh['x'=8] {'x'}, dimensions={0}, \
+frontend_attributes={chain_id="4"}
 }
 
 %inner_body (s: (s32[], bf16[64,128])) -> (s32[], bf16[64,128]) {
@@ -220,6 +222,17 @@ def test_each_collective_is_counted_once(program):
         ("reduce-scatter", False, 1, 512 * 128 * 4),
         ("reduce-scatter", True, 4, 64 * 128 * 4),  # steps of a ring
     ]
+
+
+def test_the_last_trip_taken_out_of_a_loop_counts_beside_the_loop():
+    last = """\
+  %last = bf16[64,128]{1,0} slice(%p1), slice={[0:64], [0:128]}
+  %all-gather.9 = bf16[512,128]{1,0} all-gather(%last), channel_id=1, \
+replica_groups=mesh['x'=8] {'x'}, dimensions={0}
+  %uzero = u32[]"""
+    found = collectives.find(hlo.parse(HLO.replace("  %uzero = u32[]", last)), 8)
+    gathers = [one for one in found if one.kind == "all-gather"]
+    assert sorted(one.runs for one in gathers) == [1, 6]
 
 
 def test_bytes_that_a_chip_sends(program):

@@ -1,9 +1,10 @@
 """What chips of a compiled program send to each other.
 
-XLA cuts one collective into pieces that run beside other work, all with the same
-channel; it is counted once. Two forms are told by the name of the computation they are
-in: a product whose operand or result goes round a ring in parts ("windowed"), and an
-all-reduce of which each chip keeps its part ("all-reduce-scatter").
+XLA cuts one collective into pieces that run beside other work, a chain; it is counted
+once, where it starts. A channel tells nothing: a loop and its last trip, which XLA may
+take out of it, have the same. Two forms are told by the name of the computation they
+are in: a product whose operand or result goes round a ring in parts ("windowed"), and
+an all-reduce of which each chip keeps its part ("all-reduce-scatter").
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ KINDS = (
 _RING = {"body_ag": "all-gather", "body_rs": "reduce-scatter"}
 # Between slices chips hand their part to the host, which says what becomes of it.
 _NETWORK = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
-_CHANNEL = re.compile(r"channel_id=(\d+)")
+_CHAIN = re.compile(r'chain_id="(\d+)"')
 _GROUPS = re.compile(r"replica_groups=(.*?\}\}|mesh\[.*?\] \{.*?\}|\[.*?\]<=\S+|\{\})")
 _MESH_AXIS = re.compile(r"'([^']+)'=(\d+)")
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -88,8 +89,8 @@ def find(program: hlo.Program, num_partitions: int) -> list[Collective]:
             one = _collective(kind, name, computation, line, runs, num_partitions)
             if is_network:
                 one = dataclasses.replace(one, groups=(), is_network=True)
-            channel = _CHANNEL.search(line.attributes)
-            key = (is_network, channel[1]) if channel else (name, line.name)
+            chain = _CHAIN.search(line.attributes)
+            key = chain[1] if chain else (name, line.name)
             # Pieces may lie in inner loops, but the start is where it runs.
             if key not in found or one.runs < found[key].runs:
                 found[key] = one
