@@ -39,7 +39,7 @@ PODS = {"v4": GRIDS_3D, "v5e": GRIDS_2D, "v5p": GRIDS_3D, "v6e": GRIDS_2D}
 # Tokens that a chip takes at a time at first; less where they do not fit.
 TOKENS_AT_A_TIME = {"v4": 8192, "v5e": 4096, "v5p": 8192, "v6e": 8192}
 # Chips that parameters lie over; groups of so many hold the same. Of 256 or 512 parts
-# libtpu makes all-reduces of many gathers and scatters, which send 2 to 4 times as much.
+# libtpu makes all-reduces of many gathers and scatters: 2 to 4 times as many bytes.
 MOST_PARTS = 64
 CELL_SECS = 3600
 GIB = 2**30

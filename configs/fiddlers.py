@@ -73,7 +73,8 @@ def bf16(config: fdl.Buildable) -> None:
 def fsdp(config: fdl.Buildable, groups: int = 1) -> None:
     """Shards parameters and optimizer state over all devices, or over groups of them.
 
-    Each of the `groups` holds the whole state; batches are shared out over all.
+    Each of the `groups` holds the whole state; batches are shared out over all. On pods
+    groups of at most 64 devices send least (docs/performance.md, "What TPUs allow").
     """
     for node in _nodes(config):
         _set(node, "mesh_axes", {"data": groups, "fsdp": -1})
