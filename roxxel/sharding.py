@@ -121,7 +121,10 @@ def _hybrid(devices, whole, outer):
         raise ConfigError(
             f"dcn_axes multiply to {wanted} slices, the devices are in {len(found)}."
         )
-    return mesh_utils.create_hybrid_device_mesh(inner, outer, devices)
+    # An axis need not be as long as sides of the slice's grid, as `jax.make_mesh` has it.
+    return mesh_utils.create_hybrid_device_mesh(
+        inner, outer, devices, allow_split_physical_axes=True
+    )
 
 
 def batch_axes(

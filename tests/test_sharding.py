@@ -1,7 +1,9 @@
 """Meshes, what lies where on them, and equal numbers on all of them."""
 
 import collections
+import dataclasses
 import functools
+import itertools
 import re
 
 import jax
@@ -423,3 +425,29 @@ def held_by_device(arrays):
         for device in array.sharding.device_set:
             held[device] += int(np.prod(part)) * array.dtype.itemsize
     return held
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What a mesh asks of a TPU that is not here."""
+
+    id: int
+    coords: tuple[int, int, int]
+    slice_index: int
+    platform: str = "tpu"
+    device_kind: str = "TPU v5 lite"
+    core_on_chip: int = 0
+
+    @property
+    def process_index(self):
+        return self.id // 4
+
+
+def test_axes_within_a_slice_need_not_be_sides_of_its_grid():
+    """A slice of 4 x 4 chips has no side of 8."""
+    places = itertools.product(range(2), range(4), range(4))
+    chips = [Chip(n, (x, y, 0), s) for n, (s, y, x) in enumerate(places)]
+    mesh = sharding.make_mesh({"data": 2, "fsdp": 8}, chips, {"data": 2})
+    assert dict(mesh.shape) == {"data": 4, "fsdp": 8}
+    slices = [{chip.slice_index for chip in row} for row in mesh.devices]
+    assert slices == [{0}, {0}, {1}, {1}]
