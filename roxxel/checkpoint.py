@@ -221,8 +221,9 @@ class Checkpointer:
           optional: beginnings of names (`optimizer/ema/`) of arrays that may be
             missing, extra or different; the objects' own keep their values then.
           release: give up the arrays that are replaced before their values are read: a
-            state of more than half of a device's memory has no room twice. Should the
-            files turn out unreadable, model and optimizer hold nothing.
+            state of more than half of a device's memory has no room twice. They are
+            deleted for whoever else holds them, too; those that are `optional` stay.
+            Should the files turn out unreadable, model and optimizer hold nothing.
 
         Returns:
           Completed steps of the restored checkpoint; 0, with nothing restored, when

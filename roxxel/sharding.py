@@ -64,6 +64,11 @@ def axis_sizes(
 
 
 def _filled(sizes, num_devices, axes, slices):
+    if any(size < 1 and size != -1 for size in sizes.values()):
+        raise ConfigError(
+            f"mesh axes {dict(axes)} do not fit {num_devices} devices: a size must be "
+            "at least 1, or -1 for what the others leave."
+        )
     known = math.prod(size for size in sizes.values() if size != -1)
     free = [name for name, size in sizes.items() if size == -1]
     if len(free) == 1 and known > 0 and num_devices % known == 0:
@@ -121,7 +126,7 @@ def _hybrid(devices, whole, outer):
         raise ConfigError(
             f"dcn_axes multiply to {wanted} slices, the devices are in {len(found)}."
         )
-    # An axis need not be as long as sides of the slice's grid, as `jax.make_mesh` has it.
+    # An axis need not be as long as sides of the slice's grid: so is jax.make_mesh.
     return mesh_utils.create_hybrid_device_mesh(
         inner, outer, devices, allow_split_physical_axes=True
     )

@@ -318,9 +318,7 @@ def test_released_arrays_are_given_up_before_the_files_are_read(tmp_path):
     assert model.extra.kernel.get_value() is kept
     assert not kept.is_deleted()
     old = model.first.kernel.get_value()
-    for path in (tmp_path / "3" / "state").rglob("*"):
-        if path.is_file() and "/d/" in path.as_posix():
-            path.write_bytes(bytes(path.stat().st_size))
+    zero_data(tmp_path / "3")
     for release in (False, True):
         with pytest.raises(CheckpointError, match="step 3"):
             checkpointer.restore(3, partial=True, release=release)
@@ -510,15 +508,52 @@ def test_damage_of_the_same_size_falls_back_too(tmp_path, caplog, release):
     older, _ = filled(tmp_path, step=3)
     values = leaves(older)
     model, optimizer = filled(tmp_path, step=5)
-    for path in (tmp_path / "5" / "state").rglob("*"):
-        if path.is_file() and "/d/" in path.as_posix():
-            path.write_bytes(bytes(path.stat().st_size))
+    zero_data(tmp_path / "5")
     checkpointer = Checkpointer(tmp_path, model, optimizer)
     assert checkpointer.restore(release=release) == 3
     assert_same(leaves(model), values)
     assert "step 5" in caplog.text
     with pytest.raises(CheckpointError, match="step 5"):
         checkpointer.restore(5)
+
+
+def zero_data(step):
+    """Damages a step in a way that only reading its arrays shows."""
+    for path in (step / "state").rglob("*"):
+        if path.is_file() and "/d/" in path.as_posix():
+            path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize("release", [False, True])
+def test_damage_on_a_mesh_falls_back_too(tmp_path, caplog, release):
+    """Orbax tells it otherwise of arrays that lie on several devices."""
+    where = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
+    model = nnx.Dict(w=nnx.Param(jax.device_put(jnp.arange(64.0), where)))
+    with Checkpointer(tmp_path, model) as checkpointer:
+        checkpointer.save(3)
+        model.w.set_value(model.w.get_value() + 1)
+        checkpointer.save(5)
+        checkpointer.wait()
+        zero_data(tmp_path / "5")
+        with pytest.raises(CheckpointError, match=r"step 5 .* cannot be read"):
+            checkpointer.restore(5)
+        assert checkpointer.restore(release=release) == 3
+    assert "step 5" in caplog.text
+    np.testing.assert_array_equal(model.w.get_value(), np.arange(64.0))
+
+
+def test_what_an_older_step_may_lack_is_not_released(tmp_path):
+    model = nnx.Dict(w=nnx.Param(jnp.arange(4.0)))
+    more = nnx.Dict(w=nnx.Param(jnp.zeros(4)), guard=nnx.Param(jnp.ones(2)))
+    with Checkpointer(tmp_path, model) as checkpointer:
+        checkpointer.save(3)
+    with Checkpointer(tmp_path, more) as checkpointer:
+        checkpointer.save(5)
+        checkpointer.wait()
+        zero_data(tmp_path / "5")
+        assert checkpointer.restore(optional=["model/guard"], release=True) == 3
+    np.testing.assert_array_equal(more.w.get_value(), np.arange(4.0))
+    np.testing.assert_array_equal(more.guard.get_value(), np.ones(2))
 
 
 def test_leftovers_alone_are_a_start_and_damage_alone_is_not(tmp_path):

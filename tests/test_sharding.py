@@ -40,7 +40,13 @@ def test_axis_sizes_need_no_devices(axes, devices, sizes):
 
 @pytest.mark.parametrize(
     "axes",
-    [{"data": 3}, {"data": -1, "fsdp": 3}, {"data": -1, "fsdp": -1}, {"data": 0}],
+    [
+        {"data": 3},
+        {"data": 0},
+        {"data": -1, "fsdp": 3},
+        {"data": -1, "fsdp": -1},
+        {"data": -2, "fsdp": -4},
+    ],
 )
 def test_axes_that_do_not_fit_are_refused(axes):
     with pytest.raises(ConfigError, match=r"do not fit 8 devices"):

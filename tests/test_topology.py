@@ -388,6 +388,7 @@ def test_a_topology_by_name():
         (["--topology=v9:4x4"], "expected a chip"),
         (["--topology=v5e:0x4"], "at least 1"),
         (["--topology=v5e:4"], "2 or 3 sizes"),
+        (["--topology=v5e:2x2x2"], "lie in a plane"),
         (["--topology=v5e:4x4", "--num_slices=0"], "--num_slices=0: expected int"),
         (["--topology=v5e:4x4", "--num_slices=two"], "--num_slices=two: expected int"),
         (["--num_slices=2"], "belongs to --topology"),

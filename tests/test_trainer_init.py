@@ -8,10 +8,12 @@ import pytest
 from flax import nnx
 
 from roxxel import optim
-from roxxel.checkpoint import Checkpointer
+from roxxel.checkpoint import Checkpointer, CheckpointError
 from roxxel.checkpointing import renaming
 from roxxel.dataset import Roxxel
 from roxxel.errors import ConfigError
+from roxxel.train import ema
+from roxxel.train.precision import Precision
 from roxxel.train.trainer import Trainer
 from tests.tiny import Bigram, compile_once  # noqa: F401
 
@@ -85,6 +87,22 @@ def test_parameters_come_from_the_step_asked_for(dataset, base, tmp_path, given,
     assert (record["step"], record["restored"]) == (step, ["model/table/embedding"])
 
 
+def test_weights_stored_in_bfloat16_begin_with_the_whole_ones(dataset, base, tmp_path):
+    """The copy that the optimizer updates is the other's too, without a cast."""
+    precision = Precision(params="bfloat16")
+    run = trainer(dataset, init_from=base, seed=7, precision=precision, **FROZEN)
+    assert run.run(tmp_path / "tuned") == 0
+    model, optimizer = run.create()
+    path = tmp_path / "tuned" / "checkpoints"
+    with Checkpointer(path, model, optimizer, read_only=True) as checkpointer:
+        assert checkpointer.restore() == 6
+    kept = model.table.embedding[...]
+    assert kept.dtype == jax.numpy.bfloat16
+    whole = optimizer.master["table"]["embedding"][...]
+    np.testing.assert_array_equal(whole, table(base, 6))
+    np.testing.assert_array_equal(kept, whole.astype(kept.dtype))
+
+
 def test_names_change_by_rules_and_the_rest_is_fresh(dataset, base, tmp_path):
     rules = {"table.*": "lookup.table.*"}
     run = trainer(
@@ -104,6 +122,21 @@ def test_its_own_checkpoints_win(dataset, base, tmp_path):
     whole = tmp_path / "whole"
     assert trainer(dataset, init_from=base).run(whole) == 0
     np.testing.assert_array_equal(table(tuned, 6), table(whole, 6))
+
+
+def test_checkpoints_none_of_which_can_be_read_are_named(dataset, tmp_path):
+    base = tmp_path / "base"
+    assert trainer(dataset, ema_decay=0.9).run(base) == 0
+    for path in (base / "checkpoints").rglob("*"):
+        if path.is_file() and "/d/" in path.as_posix():
+            path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(ConfigError, match=r"no checkpoint in .*: step 6 .*; step 4 "):
+        trainer(dataset, ema_decay=0.9).run(base)
+    model = Bigram(rngs=nnx.Rngs(0))
+    kept = np.asarray(model.table.embedding[...])
+    with pytest.raises(CheckpointError, match=r"step 6 .* cannot be read"):
+        ema.restore(base / "checkpoints", 6, model)
+    np.testing.assert_array_equal(model.table.embedding[...], kept)
 
 
 @pytest.mark.parametrize(

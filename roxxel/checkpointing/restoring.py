@@ -13,7 +13,9 @@ from jax.experimental import multihost_utils
 from roxxel.checkpointing import comparison, files, renaming, state
 from roxxel.errors import ConfigError
 
-# What a damaged file raises. Not RuntimeError: out of memory must not look like damage.
+# What a damaged file raises, or what Orbax wraps in a bare Exception, as it does for
+# arrays that lie on several devices. Not RuntimeError: out of memory must not look like
+# damage.
 _DAMAGE = (ValueError, OSError, KeyError, TypeError)
 _MESSAGE_BYTES = 4096
 
@@ -70,7 +72,7 @@ class StepSource:
         Raises:
           CheckpointError: the files cannot be read.
         """
-        return _read(self._step, targets)
+        return read(self._step, targets)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,8 +130,9 @@ def into_objects(
       objects: NNX objects by name.
       how: in what they may differ.
       release: give up the arrays that are replaced before any is read, so that memory
-        holds the state once. Then the objects are as they were only after an error of
-        the comparison.
+        holds the state once; those that may be missing (`how.allowed.optional`) stay,
+        since an older step may lack them. Then the objects are as they were only after
+        an error of the comparison.
 
     Raises:
       CheckpointError: the files cannot be read.
@@ -144,7 +147,8 @@ def into_objects(
     }
     if release:
         for old, target in reading.items():
-            if target is targets[wanted[old]]:
+            needed = wanted[old].startswith(tuple(how.allowed.optional))
+            if target is targets[wanted[old]] and not needed:
                 reading[old] = state.released(target)
     values = source.read(reading)
     fitted = {name: _fitted(values[old], targets[name]) for old, name in wanted.items()}
@@ -218,19 +222,31 @@ def _fitted(value: Any, target: Any) -> Any:
     return put(target, taken)
 
 
-def _read(step: files.Step, targets: dict[str, Any]) -> dict[str, Any]:
+def read(step: files.Step, targets: dict[str, Any]) -> dict[str, Any]:
+    """Values for `targets` (leaves by name), see `state.read`; all must call it.
+
+    Raises:
+      CheckpointError: a process cannot read them.
+    """
     damage, values = None, {}
     try:
         values = state.read(step.path / files.STATE, targets)
         jax.block_until_ready([v for v in values.values() if isinstance(v, jax.Array)])
-    except _DAMAGE as err:
-        damage = err
+    except Exception as err:
+        damage = _damage(err)
+        if damage is None:
+            raise
     if not _on_all_processes(damage is None):
         raise files.CheckpointError(
             f"step {step.number} ({step.path}) cannot be read: "
             f"{damage or 'damage seen by another process'}"
         ) from damage
     return values
+
+
+def _damage(err: Exception) -> BaseException | None:
+    cause = err.__cause__ if type(err) is Exception else err
+    return cause if isinstance(cause, _DAMAGE) else None
 
 
 def _on_all_processes(okay: bool) -> bool:

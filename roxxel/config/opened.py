@@ -108,14 +108,11 @@ def open_run(
     Raises:
       ConfigError: there is no checkpoint, or not that one, or it is of another model.
     """
-    from roxxel.train import ema
-
     path = Path(workdir) / CHECKPOINTS
     step = _choose(_checkpointer(found, path, None), checkpoint, path)
     model = _unrestored(found, mesh)
     with _checkpointer(found, path, model) as checkpointer:
-        restored = _restore(checkpointer, step)
-        ema.restore(checkpointer.path, restored, model)
+        restored = _restore(checkpointer, step, model)
     data = run_info.read(workdir).get("data")
     return Opened(
         found=found,
@@ -130,14 +127,11 @@ def reopen(run: Opened, step: int) -> None:
     """Puts the parameters of the checkpoint of `step` into the model of `run`.
 
     Raises:
-      ConfigError: it is not there any more.
+      ConfigError: it is not there any more, or cannot be read.
     """
-    from roxxel.train import ema
-
     path = run.workdir / CHECKPOINTS
     with _checkpointer(run.found, path, run.model) as checkpointer:
-        run.step = _restore(checkpointer, step)
-        ema.restore(checkpointer.path, run.step, run.model)
+        run.step = _restore(checkpointer, step, run.model)
 
 
 def part(found: resolve.Experiment, name: str) -> Any:
@@ -219,10 +213,14 @@ def _unrestored(found: resolve.Experiment, mesh: "Mesh | None") -> Any:
     return nnx.merge(graphdef, placed)
 
 
-def _restore(checkpointer: Any, step: int | None) -> int:
+def _restore(checkpointer: Any, step: int | None, model: Any) -> int:
+    """Parameters into `model`, or their running mean; the step they are of."""
     from roxxel.checkpoint import CheckpointError
+    from roxxel.train import ema
 
     try:
-        return checkpointer.restore(step, model_only=True, cast="widen")
+        restored = checkpointer.restore(step, model_only=True, cast="widen")
+        ema.restore(checkpointer.path, restored, model)
+        return restored
     except CheckpointError as err:
         raise ConfigError(imports.one_line(err)) from err

@@ -120,7 +120,8 @@ def check_divides(sharding, names: list[str], shape: tuple[int, ...]) -> None:
         parts = int(np.prod([sharding.mesh.shape[axis] for axis in axes], dtype=int))
         if size % parts:
             raise ConfigError(
-                f"{name} not divisible by {parts} devices on axis {', '.join(axes)}."
+                f"{name} not divisible by {parts} devices on axis {', '.join(axes)}: "
+                f"give a multiple of {parts}, or another mesh."
             )
     try:
         sharding.shard_shape(shape)

@@ -21,6 +21,8 @@ _NAME = re.compile(r"(v\d+\w*):(\d+(?:x\d+)*)")
 _EXAMPLES = "v5e:4x4, v6e:16x16, v4:4x4x4 or v5p:2x2x2"
 # Two cores of a chip act as one device, as they do on the real machines.
 _MEGACORE = ("v4", "v5p")
+# Chips in a plane; those of the others lie in three dimensions.
+_FLAT = ("v5e", "v6e")
 # libtpu asks the cloud's metadata server, and one process at a time, unless told.
 _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -77,6 +79,12 @@ def parse(text: str, num_slices: int = 1) -> Topology:
         )
     grid = tuple(map(int, match[2].split("x")))
     found = Topology(chip=hardware.TPUS[match[1]], grid=grid, num_slices=num_slices)
+    flat = found.chip.name in _FLAT and len(grid) == 3 and grid[2] != 1
+    if flat:
+        raise ConfigError(
+            f"--topology={text}: the chips of a {found.chip.name} lie in a plane: "
+            f"expected 2 sizes, as {found.chip.name}:4x4."
+        )
     if not 1 <= found.num_chips <= _MOST_CHIPS or len(grid) not in (2, 3):
         raise ConfigError(
             f"--topology={text}: expected 2 or 3 sizes of at least 1 and at most "

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from absl import logging
 from flax import nnx
 
-from roxxel.checkpointing import files, state
+from roxxel.checkpointing import files, restoring, state
 from roxxel.checkpointing.comparison import Comparison
 from roxxel.errors import ConfigError
 
@@ -92,6 +92,9 @@ def restore(root: pathlib.Path, number: int, model: nnx.Module) -> bool:
 
     Returns:
       Whether there was one.
+
+    Raises:
+      CheckpointError: it cannot be read.
     """
     found = next((step for step in files.scan(root)[0] if step.number == number), None)
     arrays = {} if found is None else found.record["arrays"]
@@ -104,7 +107,7 @@ def restore(root: pathlib.Path, number: int, model: nnx.Module) -> bool:
         name: jax.ShapeDtypeStruct(leaf.shape, jnp.float32, sharding=leaf.sharding)
         for name, leaf in wanted.items()
     }
-    values = state.read(found.path / files.STATE, read)
+    values = restoring.read(found, read)
     new = {names[n]: value.astype(wanted[n].dtype) for n, value in values.items()}
     state.assign({"model": model}, new)
     logging.info("the weights are the running mean of step %d", number)

@@ -125,6 +125,7 @@ class Run:
                 self.plan,
                 self.stream,
                 self.model,
+                self.optimizer,
                 self.checkpointer,
                 self.workdir,
             )

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from roxxel import sharding
 from roxxel.errors import ConfigError
+from roxxel.train.optimizer import RunOptimizer
 
 if TYPE_CHECKING:
     from roxxel.train.trainer import Trainer
@@ -55,7 +56,7 @@ def mesh_problems(
     return list(dict.fromkeys(filter(None, found)))
 
 
-def create(spec: "Trainer", mesh: Mesh | None) -> tuple[nnx.Module, nnx.Optimizer]:
+def create(spec: "Trainer", mesh: Mesh | None) -> tuple[nnx.Module, RunOptimizer]:
     """The trainer's model and optimizer, born on the mesh."""
     return sharding.create_on(mesh, spec.create, spec.axis_rules)
 

@@ -7,6 +7,8 @@
 All are absent where nobody asked for them, so a plain run's checkpoints do not change.
 """
 
+import contextlib
+from collections.abc import Generator
 from typing import Any, Literal
 
 import jax
@@ -56,6 +58,24 @@ class RunOptimizer(nnx.Optimizer):
             nnx.update(model, self.precision.stored(nnx.as_pure(params)))
         if divergence is not None and divergence.has_guard:
             self.guard = nnx.data(_variables(divergence.guard()))
+
+    @contextlib.contextmanager
+    def whole_weights(self, model: nnx.Module) -> Generator[None]:
+        """Meanwhile the model has its float32 weights, which may be replaced.
+
+        Afterwards it has them as it stores them, and the copy here follows.
+        """
+        if not self.precision.has_master:
+            yield
+            return
+        nnx.update(model, nnx.as_pure(nnx.state(self.master)))
+        yield
+        params = nnx.as_pure(nnx.state(model, nnx.Param))
+        where = jax.tree.map(lambda leaf: leaf.sharding, params)
+        # Copies: no array of the model may be one of the optimizer's, both are donated.
+        copied = lambda leaves: jax.tree.map(jnp.copy, leaves)  # noqa: E731
+        nnx.update(self.master, jax.jit(copied, out_shardings=where)(params))
+        nnx.update(model, self.precision.stored(params))
 
     def update(self, model: nnx.Module, grads: Any, /, **options) -> optax.Updates:
         """As `nnx.Optimizer.update`; the mean of the weights follows."""

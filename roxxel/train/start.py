@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flax import nnx
 
-from roxxel.checkpoint import Checkpointer
+from roxxel.checkpoint import Checkpointer, CheckpointError
 from roxxel.errors import ConfigError
 from roxxel.train import initial
-from roxxel.train.optimizer import OPTIONAL
+from roxxel.train.optimizer import OPTIONAL, RunOptimizer
 from roxxel.train.plan import Plan
 
 if TYPE_CHECKING:
@@ -51,18 +51,27 @@ def begin(
     plan: Plan,
     stream: Any,
     model: nnx.Module,
+    optimizer: RunOptimizer,
     checkpointer: Checkpointer,
     workdir: pathlib.Path,
 ) -> Start:
     """Restores what the work directory holds, or makes a beginning.
 
     Raises:
-      ConfigError: what is there does not go with the trainer; names both.
+      ConfigError: what is there does not go with the trainer, or cannot be read.
     """
+    try:
+        return _begin(spec, plan, stream, model, optimizer, checkpointer, workdir)
+    except CheckpointError as err:
+        raise ConfigError(str(err)) from err
+
+
+def _begin(spec, plan, stream, model, optimizer, checkpointer, workdir) -> Start:
     if checkpointer.latest_step() is None:
         if spec.init_from is None:
             return Start(step=0, lines=[], record={})
-        lines, record = initial.restore(spec, model)
+        with optimizer.whole_weights(model):
+            lines, record = initial.restore(spec, model)
         return Start(step=0, lines=lines, record={"init": record})
     newest = checkpointer.restore(optional=OPTIONAL, release=True)
     step, lines = _where_to_go_on(spec, plan, checkpointer, workdir, newest)
