@@ -27,7 +27,8 @@ for word in words:
         word = word.removeprefix("first:") if attempt == 0 else ""
     verb, _, value = word.partition(":")
     if verb == "say":
-        print(value, flush=True)
+        sys.stdout.write(value + "\\n")  # at once: others write there too
+        sys.stdout.flush()
     elif verb == "err":
         print(value, file=sys.stderr, flush=True)
     elif verb == "part":
