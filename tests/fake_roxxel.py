@@ -30,7 +30,7 @@ for word in words:
         sys.stdout.write(value + "\\n")  # at once: others write there too
         sys.stdout.flush()
     elif verb == "err":
-        print(value, file=sys.stderr, flush=True)
+        sys.stderr.write(value + "\\n")
     elif verb == "part":
         sys.stdout.write(value)
     elif verb == "signal":  # waits to be told
