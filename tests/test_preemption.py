@@ -198,8 +198,8 @@ def check_stopped(workdir, at, log, processes=1):
     (line,) = (line for line in log.splitlines() if "Stopped by" in line)
     assert float(line.split("step ")[1].split(", ")[1].split(" s ")[0]) < LIMIT_SECS
     done = len(rows(workdir))
-    # Of two, the other may be past its own compilation: they agree on a step of its.
-    if at == "start" or (at == "compile" and (processes == 1 or not done)):
+    # Of two, the other may be ahead, past its own compilation: they agree on its step.
+    if at in ("start", "compile") and (processes == 1 or not done):
         assert done == 0
         assert not list(workdir.glob("checkpoints/*"))
         assert "begins anew" in line
