@@ -71,7 +71,7 @@ def _filled(sizes, num_devices, axes, slices):
         )
     known = math.prod(size for size in sizes.values() if size != -1)
     free = [name for name, size in sizes.items() if size == -1]
-    if len(free) == 1 and known > 0 and num_devices % known == 0:
+    if len(free) == 1 and num_devices % known == 0:
         return sizes | {free[0]: num_devices // known}
     if free or known != num_devices:
         where = "" if slices == 1 else f" of each of {slices} slices"
@@ -217,8 +217,8 @@ def creation(
     state = nnx.state(abstract_on(mesh, create, rules))
     where = None if mesh is None else jax.tree.map(lambda leaf: leaf.sharding, state)
     make = lambda: nnx.state(_with_placement(mesh, create, rules))  # noqa: E731
-    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
-    options = _ONE_AFTER_THE_OTHER if device.platform == "cpu" else None
+    platform = jax.default_backend() if mesh is None else Placed(mesh, rules).platform
+    options = _ONE_AFTER_THE_OTHER if platform == "cpu" else None
     return jax.jit(make, out_shardings=where, compiler_options=options)
 
 

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from roxxel.checkpoint import Checkpointer, CheckpointError
 from roxxel.checkpointing import record
 from roxxel.errors import ConfigError
+from tests.damage import zero_data
 
 
 class Tiny(nnx.Module):
@@ -515,13 +516,6 @@ def test_damage_of_the_same_size_falls_back_too(tmp_path, caplog, release):
     assert "step 5" in caplog.text
     with pytest.raises(CheckpointError, match="step 5"):
         checkpointer.restore(5)
-
-
-def zero_data(step):
-    """Damages a step in a way that only reading its arrays shows."""
-    for path in (step / "state").rglob("*"):
-        if path.is_file() and "/d/" in path.as_posix():
-            path.write_bytes(bytes(path.stat().st_size))
 
 
 @pytest.mark.parametrize("release", [False, True])

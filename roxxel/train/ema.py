@@ -75,8 +75,7 @@ def begin(
 
 def _restart(model: nnx.Module, optimizer: Any) -> None:
     where = jax.tree.map(lambda leaf: leaf.sharding, nnx.state(optimizer.ema))
-    params = nnx.as_pure(nnx.state(model, nnx.Param))
-    begun = jax.jit(start, out_shardings=nnx.as_pure(where))(params)
+    begun = jax.jit(start, out_shardings=nnx.as_pure(where))(optimizer.weights(model))
     nnx.update(optimizer.ema, begun)
 
 

@@ -59,6 +59,13 @@ class RunOptimizer(nnx.Optimizer):
         if divergence is not None and divergence.has_guard:
             self.guard = nnx.data(_variables(divergence.guard()))
 
+    def weights(self, model: nnx.Module) -> Any:
+        """The weights that updates go to: the float32 copy, or else the model's own."""
+        is_copy = self.precision.has_master
+        return nnx.as_pure(
+            nnx.state(self.master) if is_copy else nnx.state(model, nnx.Param)
+        )
+
     @contextlib.contextmanager
     def whole_weights(self, model: nnx.Module) -> Generator[None]:
         """Meanwhile the model has its float32 weights, which may be replaced.
@@ -84,11 +91,7 @@ class RunOptimizer(nnx.Optimizer):
         else:
             updates = super().update(model, grads, **options)
         if self.ema_decay is not None:
-            params = nnx.as_pure(
-                nnx.state(self.master)
-                if self.precision.has_master
-                else nnx.state(model, nnx.Param)
-            )
+            params = self.weights(model)
             mean = nnx.as_pure(nnx.state(self.ema))
             mean = ema_lib.step(mean, params, self.ema_decay, self.step[...])
             nnx.update(self.ema, mean)
