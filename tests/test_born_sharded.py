@@ -34,4 +34,6 @@ def test_a_device_never_holds_more_than_its_share_and_a_layer(run_python, tmp_pa
         assert facts["state"] > 300e6
         # Some of it may come to lie on pages that the process had before.
         assert facts["grew"] > 0.9 * facts["state"], facts
-        assert facts["grew"] <= facts["state"] + DEVICES * facts["block"], facts
+        # A restore also holds what Orbax has read and not yet handed over.
+        beside = DEVICES * facts["block"] * (1 + restored)
+        assert facts["grew"] <= facts["state"] + beside, facts
